@@ -76,7 +76,7 @@ bench() { # NAME PERCENT ARGUMENTS...
 }
 
 # -vv names a failing test as soon as it fails, so that a run that is cut has said so. One v undoes the -q of pyproject.
-tests=(tests/encodings tests/attention tests/test_model.py tests/test_generate.py tests/test_accelerators.py -vv -n 8)
+tests=(tests/encodings tests/attention tests/lab/test_model.py tests/lab/test_generate.py tests/test_accelerators.py -vv -n 8)
 ours=posx,posx-blockwise,posx-wide-tiles,posx-kernel,posx-fused
 rivals=jax.nn,jax.nn-cudnn,torch-sdpa,torch-sdpa-compiled,torch-flex
 forms=posx,flash,flash_compiled
@@ -103,10 +103,10 @@ if [ -n "${TINY:-}" ]; then
   quick=("${study[@]}")
 fi
 
-stage doctor 12 "$python" -m posx.cli doctor
+stage doctor 12 "$python" -m posx.lab.cli doctor
 bench train 30 train --dtype=bfloat16 --encodings=$some --contestants=$forms "${shape[@]}"
 bench attention_all 25 attention --dtype=bfloat16 --contestants=posx,posx-kernel "${long[@]}"
-stage quick 20 "$python" -m posx.cli sweep --workdir "$out/quick" "${quick[@]}"
+stage quick 20 "$python" -m posx.lab.cli sweep --workdir "$out/quick" "${quick[@]}"
 stage tests 20 "$python" -m pytest -p no:cacheprovider "${tests[@]}"
 bench profile 10 profile "${profile[@]}"
 bench ceiling 3 ceiling --rounds=3
@@ -115,4 +115,4 @@ bench train_all 10 train --dtype=bfloat16 --contestants=posx "${steps[@]}"
 # In full float32, so that cached and recomputed logits agree.
 stage decode 10 env JAX_DEFAULT_MATMUL_PRECISION=highest \
   "$python" -m benchmarks decode "${decode[@]}" --out="$out/decode.json"
-stage study 30 "$python" -m posx.cli sweep --workdir "$out/study" "${study[@]}"
+stage study 30 "$python" -m posx.lab.cli sweep --workdir "$out/study" "${study[@]}"

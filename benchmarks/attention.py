@@ -39,8 +39,8 @@ from benchmarks import measure, report
 from benchmarks.calls import KINDS, TOLERANCE, Case, contestants, in_attention, is_quadratic, separate
 from benchmarks.report import cell, quartiles, ratios
 from benchmarks.workers import Worker, WorkerError, side_by_side
+from posx.lab.plots import palette
 from posx.machine.platforms import on_cpu
-from posx.plots import palette
 
 KIND_NAMES = {"forward": "forward", "gradient": "forward + backward", "model": "evaluation of one window"}
 OURS = ("posx", "posx-blockwise")  # the one that is shown if there is room for one

@@ -20,7 +20,7 @@ from posx.attention import EXECUTORS
 from posx.attention.blockwise import Tiling, blockwise
 from posx.attention.tiles import content_free_bias
 from posx.contract import acting, distance_terms
-from posx.layers import sequential
+from posx.lab.layers import sequential
 from posx.machine.devices import mesh, on_devices
 
 #: The library's own executors.

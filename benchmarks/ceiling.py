@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from benchmarks import measure, report
-from posx.machine.devices import machine_ceiling
+from posx.lab.machine.ceiling import machine_ceiling
 
 KINDS = {"float32": ("float32", None), "float32, highest": ("float32", "highest"), "bfloat16": ("bfloat16", None)}
 

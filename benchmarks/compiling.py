@@ -26,8 +26,8 @@ from benchmarks.calls import LIBRARY
 from benchmarks.report import cell, quartiles, ratios
 from benchmarks.train import SHAPES, VOCAB, Shape, step_parts
 from posx.attention import EXECUTORS
-from posx.plots import palette
-from posx.training.step import init_state, train_steps
+from posx.lab.plots import palette
+from posx.lab.training.step import init_state, train_steps
 
 HIT = "/jax/compilation_cache/cache_hits"
 

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks import attention, memory, report, train
 from benchmarks.report import Spread
 from benchmarks.train import Shape
-from posx.plots import palette
+from posx.lab.plots import palette
 
 Curves = dict[str, dict[int, Spread]]
 Report = dict[str, Any]

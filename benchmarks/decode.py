@@ -1,10 +1,10 @@
 """Tokens/s of greedy decoding per encoding: with the key/value cache, and recomputing the whole prefix for every token.
 
 A model with random weights (4 layers, width 256, 8 heads, float32) continues a prompt of random bytes, batch 1. Weights
-are scaled by --scale so that the text does not settle on one token. Cached: `posx.generate.generate`, timed from the
-first new token to the last, so without the prompt's prefill. Recomputing: the whole forward pass, timed at --samples of
-the steps, spread evenly from the first new token to the last. Each has its exact length and a program compiled before;
-its tokens/s are the inverse of their mean.
+are scaled by --scale so that the text does not settle on one token. Cached: `posx.lab.generate.generate`, timed from
+the first new token to the last, so without the prompt's prefill. Recomputing: the whole forward pass, timed at
+--samples of the steps, spread evenly from the first new token to the last. Each has its exact length and a program
+compiled before; its tokens/s are the inverse of their mean.
 
 `--samples=0` times the cache alone: each round continues the same text by --new tokens, so that the prompt is read
 once. `--prompt=3968 --new=16 --samples=0` is the cost of a cached token near 4,096 tokens, within minutes for all.
@@ -30,11 +30,11 @@ import numpy as np
 
 from benchmarks import measure, report
 from benchmarks.report import cell, quartiles, ratios
-from posx.config.sections import ModelConfig
-from posx.generate import Sampling, generate
-from posx.layers import sequential
-from posx.model import Model, make_model
-from posx.plots import palette
+from posx.lab.config.sections import ModelConfig
+from posx.lab.generate import Sampling, generate
+from posx.lab.layers import sequential
+from posx.lab.model import Model, make_model
+from posx.lab.plots import palette
 
 TIE = 1e-4
 VOCAB = 257

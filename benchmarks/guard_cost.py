@@ -27,9 +27,9 @@ from benchmarks import measure
 from benchmarks.calls import Case, seconds
 from benchmarks.report import cell, quartiles, ratios
 from benchmarks.train import SHAPES, step_parts, text_batches
-from posx.layers import sequential
+from posx.lab.layers import sequential
+from posx.lab.training.step import init_state, train_steps
 from posx.machine.guard import barrier
-from posx.training.step import init_state, train_steps
 
 FUSION = "xla_cpu_experimental_ynn_fusion_type"
 INDIVIDUAL_DOT = "4"  # its number in XLA's enumeration: compiler options take no names

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 import jax
 
 from posx.encodings import Chain, Encoding, from_spec
+from posx.lab.machine.ceiling import machine_ceiling
 from posx.machine.cores import cpu_name
-from posx.machine.devices import machine_ceiling
 from posx.machine.platforms import on_cpu
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "x-transformers")

@@ -5,8 +5,8 @@ length 64. Inputs, outputs and gradients are part of it. "growth" is the slope o
 tokens on: 1 is linear, 2 quadratic. A point over --limit_gib is killed and shown as oom, one over --limit_seconds as
 timeout. Longer ones of that row are not tried. Dense score matrices stop at --dense_limit.
 
-With --model a window of N tokens goes through `posx.runs.evaluate.model_log_probs` of a model with random weights: 4
-layers, 8 heads of 32, executor "auto" (--contestants may name posx's others). Points that --out holds already, made
+With --model a window of N tokens goes through `posx.lab.runs.evaluate.model_log_probs` of a model with random weights:
+4 layers, 8 heads of 32, executor "auto" (--contestants may name posx's others). Points that --out holds already, made
 with the same settings, stay. Failed points are tried again, points out of memory or time only under a higher limit.
 """
 
@@ -25,10 +25,10 @@ import numpy as np
 from benchmarks import measure, report, workers
 from benchmarks.attention import KIND_NAMES, add_sizes, first_case
 from benchmarks.calls import KINDS, Case, contestants, in_attention, is_quadratic, separate
-from posx.config.sections import ModelConfig
-from posx.model import make_model
-from posx.plots import look, palette
-from posx.runs.evaluate import model_log_probs
+from posx.lab.config.sections import ModelConfig
+from posx.lab.model import make_model
+from posx.lab.plots import look, palette
+from posx.lab.runs.evaluate import model_log_probs
 
 TINY = 64  # at this length a process has little more than what it needs anyway
 FIT_FROM = 4096

@@ -31,9 +31,9 @@ import numpy as np
 
 from benchmarks import measure, report, workers
 from benchmarks.train import SHAPES, Shape, step_parts, text_batches
+from posx.lab.training.step import flops_per_token, init_state, train_steps
 from posx.machine.devices import devices_for, on_devices, over_devices
 from posx.machine.platforms import on_cpu
-from posx.training.step import flops_per_token, init_state, train_steps
 
 #: The names of posx's scopes in the table. Outside of them are the layers but for attention.
 SCOPES = {"attention": "attention", "optimizer": "optimizer", "cross_entropy": "cross-entropy", "": "layers"}

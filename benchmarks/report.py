@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from posx.plots import look, palette
+from posx.lab.plots import look, palette
 
 Spread = tuple[float, float, float]
 GREY = "#C4C4C4"

@@ -96,7 +96,7 @@ def timed(one: Run, options: argparse.Namespace, code: Path, folder: Path) -> di
             f"--config={own if own.exists() else Path(options.config).resolve()}", f"--workdir={workdir}",
             f"--config.data.cache_dir={cache}", *jobs, *options.words.split(),
         ]  # fmt: skip
-        command = [sys.executable, "-P", "-m", "posx.cli", "sweep", *words]
+        command = [sys.executable, "-P", "-m", "posx.lab.cli", "sweep", *words]
         start = time.perf_counter()
         code_of_exit = subprocess.run(
             command, env=worker_environment(code), stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False

@@ -40,14 +40,14 @@ import numpy as np
 from benchmarks import measure, report, workers
 from benchmarks.report import cell, quartiles, ratios
 from benchmarks.workers import Worker, WorkerError, checkout
-from posx.config import TrainConfig
-from posx.config.sections import ModelConfig
-from posx.data.corpus import stdlib_files
+from posx.lab.config import TrainConfig
+from posx.lab.config.sections import ModelConfig
+from posx.lab.data.corpus import stdlib_files
+from posx.lab.model import make_model
+from posx.lab.plots import palette
+from posx.lab.training.step import flops_per_token, init_state, train_steps
 from posx.machine.devices import devices_for, on_devices, over_devices
 from posx.machine.platforms import on_cpu
-from posx.model import make_model
-from posx.plots import palette
-from posx.training.step import flops_per_token, init_state, train_steps
 
 VOCAB = 257
 LEARNING_RATE = 1e-3

@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks import measure
 from benchmarks.calls_torch import compiled, device, finished
 from benchmarks.train import LEARNING_RATE, VOCAB, Contestant, Shape
-from posx.config import TrainConfig
+from posx.lab.config import TrainConfig
 
 
 def peer_options(encoding: str, shape: Shape, flash: bool) -> tuple[dict[str, Any], dict[str, Any]] | None:

@@ -10,7 +10,7 @@ tokens. Layers are computed again in the backward pass (remat "layer").
 Hardware and time: not run here. Memory of each device, and what it sends: --mesh=16x1 --dry_run.
 """
 
-from posx.config import base_config
+from posx.lab.config import base_config
 
 
 def get_config(arg: str = "rope"):

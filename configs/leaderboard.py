@@ -9,8 +9,8 @@ Hardware and time: 4 CPU cores, about five hours (tuning one and a half); the sa
 Expect and read: experiments/leaderboard.
 """
 
-from posx.config import base_config
-from posx.config.sections import CLASSIC
+from posx.lab.config import base_config
+from posx.lab.config.sections import CLASSIC
 
 RELEASED_BAM = "bam(shapes=(0, 0), initial_scale=1, per_layer=true)"  # as its later train.py starts: as no position
 KERPLES = ("kerple", "kerple(form=power)", "kerple(per_layer=true)")  # the last: what DAPE is built on

@@ -8,7 +8,7 @@ Expect (perplexity per byte, non-overlapping, 3 to 5 seeds): 4.1 to 4.35 at L an
 ALiBi, Shaw and Transformer-XL, 0.97 to 1.04 DeBERTa, 2.7 to 3.3 NoPE, 4.1 to 5.4 RoPE, 6.0 to 6.4 sinusoidal.
 """
 
-from posx.config import base_config
+from posx.lab.config import base_config
 
 
 def get_config(arg: str = "alibi"):

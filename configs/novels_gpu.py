@@ -8,7 +8,7 @@ Hardware and time: planned for one data-centre GPU; not yet measured.
 Expect the order of the small preset: sinusoidal breaks first, RoPE rises, ALiBi stays flat.
 """
 
-from posx.config import base_config
+from posx.lab.config import base_config
 
 
 def get_config(arg: str = "alibi"):

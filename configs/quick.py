@@ -6,7 +6,7 @@ Hardware and time: 2 CPU cores, under 10 minutes. Expect sinusoidal to break bey
 stay flat. It supports that order and no more: the model is small and sees about 2 M bytes.
 """
 
-from posx.config import base_config
+from posx.lab.config import base_config
 
 
 def get_config(arg: str = "alibi"):

@@ -10,7 +10,7 @@ be tested beyond L once the choice stands.
 Hardware and time: 4 CPU cores, three hours; confirm an hour and a half. What was chosen, and how: experiments/recipe.
 """
 
-from posx.config import base_config
+from posx.lab.config import base_config
 
 
 def get_config(arg: str = ""):

@@ -6,7 +6,7 @@ Hardware and time: 2 CPU cores, about half a minute. Expect a falling loss, belo
 frequencies, and nothing more: the numbers rank no encoding.
 """
 
-from posx.config import base_config
+from posx.lab.config import base_config
 
 
 def get_config(arg: str = "alibi"):

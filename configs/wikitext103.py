@@ -11,7 +11,7 @@ Hardware and time: 235 M parameters, 286 000 updates of 73 728 tokens, about a d
 not run here. Check it with --dry_run.
 """
 
-from posx.config import base_config
+from posx.lab.config import base_config
 
 
 def get_config(arg: str = "alibi"):

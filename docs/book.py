@@ -22,12 +22,12 @@ from typing import Any
 from experiments import tables
 from experiments.leaderboard import leaderboard
 from experiments.tables import HERE, load
-from posx import plots, report
-from posx.commands.encodings import facts_of, fields_of
 from posx.contract import HOOKS, ByDistance, Encoding, Tile, acting, parts
 from posx.contract.facts import FACTS
 from posx.contract.hooks import Hook
 from posx.encodings import ENCODINGS, Dims, build, encoding_name, from_spec
+from posx.lab import plots, report
+from posx.lab.commands.encodings import facts_of, fields_of
 from posx.machine.guard import start_devices
 
 #: The sizes of the pictures and facts: those of the leaderboard's models.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from posx.runs.families import FAMILIES, FOREIGN
-from posx.runs.family import Family
-from posx.runs.keys import IRRELEVANT, NEEDED, REASONS
+from posx.lab.runs.families import FAMILIES, FOREIGN
+from posx.lab.runs.family import Family
+from posx.lab.runs.keys import IRRELEVANT, NEEDED, REASONS
 
 
 def tables() -> str:

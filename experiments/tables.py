@@ -30,9 +30,9 @@ from typing import Any
 import numpy as np
 
 from posx.evaluation.statistics import half_width, mean_blocks, row_blocks
-from posx.files import lines
-from posx.files.checksums import CHECKSUM, with_checksum
-from posx.files.rows import ROW_VERSION, read
+from posx.lab.files import lines
+from posx.lab.files.checksums import CHECKSUM, with_checksum
+from posx.lab.files.rows import ROW_VERSION, read
 
 Run = dict[str, Any]
 Row = dict[str, Any]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from posx.encodings import ENCODINGS, FrequencyRule, build
     from posx.encodings.angles import angles
     from posx.evaluation import evaluate
-    from posx.runs.load import load
+    from posx.lab.runs.load import load
 
 __version__ = "0.2.0"
 
@@ -30,7 +30,7 @@ _PLACES = {
     **dict.fromkeys(("ENCODINGS", "FrequencyRule", "build"), "posx.encodings"),
     "angles": "posx.encodings.angles",
     "evaluate": "posx.evaluation",
-    "load": "posx.runs.load",
+    "load": "posx.lab.runs.load",
 }
 
 

@@ -15,12 +15,12 @@ import jax
 
 import posx
 from posx.attention import causal, refusal
-from posx.config import TrainConfig
-from posx.config.sections import ModelConfig
 from posx.contract import abstract_params
+from posx.lab.config import TrainConfig
+from posx.lab.config.sections import ModelConfig
+from posx.lab.model import make_model
+from posx.lab.training.step import init_state, train_step
 from posx.machine.platforms import traced_for
-from posx.model import make_model
-from posx.training.step import init_state, train_step
 
 ACCELERATORS = ("cuda", "tpu")
 #: By name: length, width of a head, and type of the operands. cuDNN serves SERVED. Every encoding has EVERY case, but

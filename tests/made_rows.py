@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from posx.config import RunConfig, base_config, run_config
-from posx.files.checksums import with_checksum
-from posx.files.rows import ROW_VERSION, SCORES
-from posx.plots.rows import Row, run_of_row
-from posx.runs.folder import RunFolder
+from posx.lab.config import RunConfig, base_config, run_config
+from posx.lab.files.checksums import with_checksum
+from posx.lab.files.rows import ROW_VERSION, SCORES
+from posx.lab.plots.rows import Row, run_of_row
+from posx.lab.runs.folder import RunFolder
 
 L = 64
 DIGEST = "9f2c11d0aa"

@@ -16,14 +16,14 @@ import pytest
 
 import posx
 from posx.attention import accelerators, blocks, causal, refusal, strips
-from posx.config import EvalConfig, TrainConfig
-from posx.config.sections import ModelConfig
+from posx.conformance.subject import KNOWN, LENGTH, even_tiles
 from posx.contract import abstract_params, distance_terms
+from posx.lab.config import EvalConfig, TrainConfig
+from posx.lab.config.sections import ModelConfig
+from posx.lab.model import make_model
+from posx.lab.runs.evaluate import _log_probs
+from posx.lab.training.step import init_state, loss, train_step, train_steps
 from posx.machine.platforms import platform, traced_for
-from posx.model import make_model
-from posx.runs.evaluate import _log_probs
-from posx.testing.subject import KNOWN, LENGTH, even_tiles
-from posx.training.step import init_state, loss, train_step, train_steps
 from tests.encodings.cases import APART, CASES, DIMS, FEW, SPECS, STRUCTURAL, WAYS, first
 from tests.lowered import ACCELERATORS, SERVED, SIZES, faults, lowered, shape_of
 from tests.test_architecture import FILES

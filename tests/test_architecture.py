@@ -11,23 +11,35 @@ FILES = {
     for path in ROOT.rglob("*.py")
 }
 
-#: Lower layers first. A room, which is a folder or a file, imports from itself and from the layers before its own.
-LAYERS = [
-    ("errors", "lazy", "progress"),
-    ("fields", "interrupts"),
-    ("files/", "words"),
+#: Lower layers first. A room, which is a folder or a file, imports from itself and from the layers before its own. The
+#: library does not know the laboratory, `lab`.
+LIBRARY = [
+    ("errors", "lazy", "notices"),
+    ("fields",),
     ("machine/",),
     ("contract/",),
     ("encodings/", "attention/"),
-    ("config/", "cross_entropy", "layers"),
-    ("model", "data/", "evaluation/", "runs/folder"),
-    ("generate", "training/", "testing/"),
-    ("runs/",),
-    ("sweeps/", "plots/", "__init__"),
-    ("report/",),
-    ("commands/", "lm_eval"),
-    ("cli",),
+    ("evaluation/",),
+    ("conformance/",),
 ]
+LABORATORY = [
+    ("lab/__init__", "lab/interrupts", "lab/progress", "lab/words", "lab/files/"),
+    ("lab/machine/",),
+    ("lab/config/", "lab/cross_entropy", "lab/layers"),
+    ("lab/model", "lab/data/", "lab/runs/folder"),
+    ("lab/generate", "lab/training/"),
+    ("lab/runs/",),
+    ("lab/sweeps/", "lab/plots/", "__init__"),  # for `posx.load`
+    ("lab/report/",),
+    ("lab/commands/", "lab/lm_eval"),
+    ("lab/cli",),
+]
+LAYERS = [*LIBRARY, *LABORATORY]
+#: What the library does without, so that a user of `attend` alone needs JAX and NumPy.
+OF_THE_LABORATORY = {
+    "absl", "datasets", "filelock", "flax", "matplotlib", "ml_collections", "optax", "orbax", "rich", "safetensors",
+    "tensorboardX", "tokenizers",
+}  # fmt: skip
 
 
 def imports(tree):
@@ -60,7 +72,7 @@ def _within(name, room):
 
 def test_only_the_model_imports_flax():
     users = {name for name, tree in FILES.items() if any(word.split(".")[0] == "flax" for word in imports(tree))}
-    assert users == {"model"}
+    assert users == {"lab/model"}
 
 
 def test_dependencies_point_one_way():
@@ -73,15 +85,21 @@ def test_dependencies_point_one_way():
     assert not wrong
 
 
-def test_the_root_keeps_what_has_no_room():
-    assert {name for name in FILES if "/" not in name} == {
-        room for rooms in LAYERS for room in rooms if "/" not in room
-    }
+def test_the_library_does_without_the_laboratory():
+    for name, tree in FILES.items():
+        if not name.startswith("lab/"):
+            roots = {word.split(".")[0] for word in imports(tree)}
+            assert not roots & OF_THE_LABORATORY, f"{name} imports {roots & OF_THE_LABORATORY}"
+
+
+def test_both_roots_keep_what_has_no_room():
+    roots = {name for name in FILES if "/" not in name.removeprefix("lab/")}
+    assert roots == {room for rooms in LAYERS for room in rooms if "/" not in room.removeprefix("lab/")}
 
 
 def test_every_room_gives_its_modules_on_access():
     """`posx.machine.devices` works after `import posx`, whatever `posx.machine` itself imports."""
-    rooms = {name for name in FILES if name.count("/") == 1 and name.endswith("/__init__")}
+    rooms = {name for name in FILES if name.removeprefix("lab/").count("/") == 1 and name.endswith("/__init__")}
     silent = {name for name in rooms if "__getattr__" not in ast.dump(FILES[name])}
     assert len(rooms) > 10 and not silent
 
@@ -91,13 +109,14 @@ def test_import_posx_brings_no_checks():
     while todo:
         found.add(name := todo.pop())
         todo += set(targets(FILES[name])) - found
-    assert "model" in found and not any(name.startswith("testing/") for name in found)
+    assert "lab/model" in found and not any(name.startswith("conformance/") for name in found)
 
 
 def test_stored_rows_are_all_that_curves_need():
     """Curves, ratios and tables are drawn from files; only the pictures of the encodings compute anything."""
-    for name in ("plots/rows", "plots/curves", "plots/tables", "plots/points"):
-        assert not any(word.startswith(("jax", "posx.training", "posx.model")) for word in imports(FILES[name])), name
+    for name in ("rows", "curves", "tables", "points"):
+        words = imports(FILES[f"lab/plots/{name}"])
+        assert not any(word.startswith(("jax", "posx.lab.training", "posx.lab.model")) for word in words), name
 
 
 def test_nothing_private_of_jax():

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from posx.config.flags import asked_before, earlier_run
-from posx.data import DataConfig, load_tokenizer, prepare, train_bpe
 from posx.errors import PosxError
-from posx.files.rows import result_of
-from posx.plots.rows import read_rows
-from posx.plots.tables import table
-from posx.runs.checks import checked
-from posx.runs.folder import RunFolder
+from posx.lab.config.flags import asked_before, earlier_run
+from posx.lab.data import DataConfig, load_tokenizer, prepare, train_bpe
+from posx.lab.files.rows import result_of
+from posx.lab.plots.rows import read_rows
+from posx.lab.plots.tables import table
+from posx.lab.runs.checks import checked
+from posx.lab.runs.folder import RunFolder
 
 pytestmark = pytest.mark.slow
 

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 import posx
-from posx.config.sections import ModelConfig
+from posx.conformance import rounding
+from posx.conformance.subject import even_tiles, variant
 from posx.contract import abstract_params
-from posx.model import make_model
-from posx.testing import rounding
-from posx.testing.subject import even_tiles, variant
-from posx.training.step import loss
+from posx.lab.config.sections import ModelConfig
+from posx.lab.model import make_model
+from posx.lab.training.step import loss
 from tests.lowered import shape_of
 from tests.test_architecture import FILES
 

@@ -13,9 +13,9 @@ import pytest
 
 import posx
 from docs import book
-from posx import cli
-from posx.machine import devices
-from posx.testing import CHECKS, check_encoding
+from posx.conformance import CHECKS, check_encoding
+from posx.lab import cli
+from posx.lab.machine import ceiling
 from tests import tiny
 from tests.test_language import PAGES
 
@@ -39,7 +39,7 @@ def test_own_encoding_trains_and_generates(capsys, monkeypatch, tmp_path):
         f"--config.data.source={tmp_path / 'text.txt'}", f"--config.data.cache_dir={tmp_path / 'cache'}",
     ]  # fmt: skip
     config = f"{ROOT / 'configs/quick.py'}:my_encoding:LogDecay"
-    command = [sys.executable, "-m", "posx.cli", "train", "--config", config, "--workdir", "run", *small]
+    command = [sys.executable, "-m", "posx.lab.cli", "train", "--config", config, "--workdir", "run", *small]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=_environment())
     assert done.returncode == 0, done.stderr
     assert "my_encoding:LogDecay" in (tmp_path / "run/eval.jsonl").read_text()
@@ -66,7 +66,7 @@ def test_python_example(tmp_path, monkeypatch):
     (tmp_path / "README.md").write_text(README)
     workdir = re.search(r'posx.load\("(.*?)"\)', FROM_PYTHON)[1]
     config = tiny.write_config(tmp_path)
-    command = [sys.executable, "-m", "posx.cli", "train", "--config", f"{config}:alibi", "--workdir", workdir]
+    command = [sys.executable, "-m", "posx.lab.cli", "train", "--config", f"{config}:alibi", "--workdir", workdir]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=_environment())
     assert done.returncode == 0, done.stderr
     monkeypatch.chdir(tmp_path)
@@ -83,7 +83,7 @@ def test_python_example(tmp_path, monkeypatch):
 
 def test_every_page_with_ratios_defines_them_alike():
     """R_k is how many times as large perplexity is at k times the training length, as `posx plot` draws it."""
-    assert "R_k = ppl(kL) / ppl(L)" in posx.plots.curves.ratio.__doc__
+    assert "R_k = ppl(kL) / ppl(L)" in posx.lab.plots.curves.ratio.__doc__
     for path in PAGES:
         text = " ".join(path.read_text(encoding="utf-8").split())
         k = re.search(r"R_(\d+)", text)
@@ -119,7 +119,7 @@ def check_understood(line, monkeypatch, tmp_path):
     """--dry_run goes through parsing, config and validation. A run or folder of the reader may be missing."""
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(devices, "_measure", lambda dtype: 1e11)  # seconds of products for each sweep otherwise
+    monkeypatch.setattr(ceiling, "_measure", lambda dtype: 1e11)  # seconds of products for each sweep otherwise
     (tmp_path / "my_encoding.py").write_text(OWN)
     words = shlex.split(line, comments=True)[1:]
     reads = {"evaluate", "export", "generate", "plot", "table", "verify", "import", "compare", "report"}
@@ -192,7 +192,7 @@ def _docstrings():
 def test_documented_names_work_after_import_posx():
     pages = [page.read_text(encoding="utf-8") for page in PAGES]
     names = {name for text in (*pages, *_docstrings()) for name in re.findall(r"\bposx(?:\.\w+)+", text)}
-    assert names > {"posx.machine.devices.use_every_core", "posx.training.layout.RULES"}
+    assert names > {"posx.machine.devices.use_every_core", "posx.lab.training.layout.RULES"}
     command = [sys.executable, "-c", RESOLVE, *sorted(names)]
     done = subprocess.run(command, capture_output=True, text=True, env=_environment())
     assert (done.returncode, done.stdout) == (0, ""), done.stderr

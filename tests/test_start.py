@@ -3,19 +3,19 @@
 import subprocess
 import sys
 
-from posx import plots
 from posx.attention import EXECUTORS
-from posx.commands import COMMANDS, FIGURES, function_of
+from posx.conformance import DIMS
 from posx.evaluation.protocols import PROTOCOLS
-from posx.testing import DIMS
+from posx.lab import plots
+from posx.lab.commands import COMMANDS, FIGURES, function_of
 from tests import tiny
 
 #: Print which libraries of the first argument are imported after each line of words in the other arguments.
 CALLS = """
 import sys
-import posx.cli
+import posx.lab.cli
 for words in sys.argv[2:]:
-    code = posx.cli.main(words.split())
+    code = posx.lab.cli.main(words.split())
     found = [name for name in sys.argv[1].split(",") if name in sys.modules]
     print(f"{code} {','.join(found) or 'none'}", file=sys.stderr)
 """
@@ -65,12 +65,12 @@ import posx
 encoding = posx.build("alibi", posx.Dims(model_dim=8, num_heads=2, head_dim=4, num_layers=1, train_len=8))
 print(encoding, posx.attend.__name__, posx.evaluate.__name__, posx.causal(), hasattr(posx, "nil"))
 print([name for name in ("flax", "optax", "orbax", "tensorstore") if name in sys.modules])
-from posx.config import base_config, run_config
-from posx.machine.compile_cache import start_cost
-from posx.runs.describe import layout, opening
+from posx.lab.config import base_config, run_config
+from posx.lab.machine.compile_cache import start_cost
+from posx.lab.runs.describe import layout, opening
 run = run_config(base_config("tupe+rope"))
 print(opening(run, layout(run)), start_cost()["compile_seconds"])
-from posx.runs.folder import RunFolder
+from posx.lab.runs.folder import RunFolder
 with RunFolder(Path(sys.argv[1])).held():
     try:
         with RunFolder(Path(sys.argv[1])).held():

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from posx.data import train_bpe
-from posx.files.checksums import with_checksum
-from posx.files.locks import lock
+from posx.lab.data import train_bpe
+from posx.lab.files.checksums import with_checksum
+from posx.lab.files.locks import lock
 
 #: The repository.
 ROOT = Path(__file__).parents[1]
@@ -43,7 +43,7 @@ SIZES = {
 }  # fmt: skip
 
 CONFIG = """
-from posx.config import base_config
+from posx.lab.config import base_config
 
 def get_config(arg: str = "alibi"):
     config = base_config(arg)
@@ -96,14 +96,14 @@ def write_config(folder: Path, steps: int = STEPS, checkpoint_steps: int = CHECK
 
 def write_ceilings(folder: Path) -> None:
     """Write a matmul ceiling as if measured before: measuring it takes a second or two a process."""
-    from posx.machine import devices
+    from posx.lab.machine import ceiling
 
-    known = devices._measure
-    devices._measure = lambda dtype: 1e11
+    known = ceiling._measure
+    ceiling._measure = lambda dtype: 1e11
     try:
-        devices.machine_ceiling(folder, "float32")
+        ceiling.machine_ceiling(folder, "float32")
     finally:
-        devices._measure = known
+        ceiling._measure = known
 
 
 def once(folder: Path, make: Callable[[Path], None]) -> Path:
@@ -133,7 +133,7 @@ def start(*words: object, how: Mapping[str, Any] | None = None, **extra: str) ->
     """Start the command as a process of its own. `how` goes to Popen, `extra` into its environment."""
     told = {"env": environment(**extra), "text": True, "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE,
             "stderr": subprocess.PIPE} | dict(how or {})  # fmt: skip
-    return subprocess.Popen([sys.executable, "-P", "-m", "posx.cli", *map(str, words)], **told)
+    return subprocess.Popen([sys.executable, "-P", "-m", "posx.lab.cli", *map(str, words)], **told)
 
 
 def run(*words: str, **extra: str) -> tuple[int, str, str]:
@@ -158,11 +158,11 @@ def call(capsys, *words: str) -> tuple[int, str, str]:
     """Run it in this process, under JAX's usual type promotion: Optax does not keep to the strict one."""
     import jax
 
-    import posx.cli
+    import posx.lab.cli
 
     capsys.readouterr()
     with jax.numpy_dtype_promotion("standard"):
-        code = posx.cli.main([str(word) for word in words])
+        code = posx.lab.cli.main([str(word) for word in words])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 

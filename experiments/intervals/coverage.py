@@ -21,7 +21,7 @@ from scipy.special import stdtr
 
 from posx.evaluation.differences import SIGNIFICANCE, holm, loss_difference, rise_difference
 from posx.evaluation.statistics import BLOCK_LEN, half_width
-from posx.plots import read_rows
+from posx.lab.plots import read_rows
 
 SKEW = 0.6
 #: Targets, correlation length, stretch length (0: one stretch).

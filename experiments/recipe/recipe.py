@@ -172,7 +172,7 @@ def _edge(value: float, tried: Sequence[float]) -> str:
 
 def figure(records: Sequence[Record], folder: Path) -> list[Path]:
     """Draw perplexity at L and R_8 against the multiplier. A ring marks the multiplier of a class."""
-    from posx.plots import look, palette
+    from posx.lab.plots import look, palette
 
     multipliers = sorted({r["position_lr_multiplier"] for r in records})
     count = len({r["seed"] for r in records})

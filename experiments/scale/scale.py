@@ -6,7 +6,7 @@
 
 `measure` needs a quiet machine of four cores, and the extra `ray`. Each worker is a Ray machine of one CPU. Each
 process of a run is bound to one core. `plan` prints Markdown: the measurements, and the memory and traffic of a 7 B
-model as `posx.runs.describe` computes them.
+model as `posx.lab.runs.describe` computes them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PLANNED = [
 
 
 def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "posx.cli", *words]
+    return [sys.executable, "-m", "posx.lab.cli", *words]
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -134,7 +134,7 @@ def measure(out: Path) -> None:
 
 def figure(path: Path) -> None:
     """Draw runs an hour against workers, tokens a second against processes, and the losses of all runs."""
-    from posx.plots import look
+    from posx.lab.plots import look
 
     found = json.loads(path.read_text())
     with look.style():
@@ -207,8 +207,8 @@ def plan(path: Path) -> None:
 
 def on_paper(sizes: dict[str, Any], mesh: str) -> str:
     """Return the parameters of a model and the share of each device of a mesh."""
-    from posx.config import base_config, run_config
-    from posx.runs.describe import count, model_of, share
+    from posx.lab.config import base_config, run_config
+    from posx.lab.runs.describe import count, model_of, share
 
     config = base_config("rope")
     for name, value in sizes.items():

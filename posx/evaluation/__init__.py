@@ -3,7 +3,7 @@
 `evaluate` is the public call, and `protocols` say which tokens are scored with how much context, as `base` demands it.
 `published` has the protocols of other libraries. `scoring` places the scored tokens over the documents and runs the
 model, and `probe` checks a user's function first. `statistics` turns sums over blocks of text into intervals and paired
-ratios. `posx.runs.evaluate` evaluates trained runs.
+ratios. `posx.lab.runs.evaluate` evaluates trained runs.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import numpy as np
 from posx.errors import ConfigError, UndefinedLength
 from posx.evaluation.base import Protocol, Row
 from posx.evaluation.differences import Difference, StandardError, holm, loss_difference, rise_difference
+from posx.evaluation.ids import host, token_ids
 from posx.evaluation.probe import check_first_windows
 from posx.evaluation.protocols import BeginEveryWindow, Nonoverlapping, PerPosition, Sliding, protocol_class
 from posx.evaluation.published import HfStrided, LmEvalRolling
 from posx.evaluation.scoring import LogProbs, Measured, with_ends
 from posx.evaluation.statistics import Ratio, interval, paired_extrapolation, paired_ratio
-from posx.layers import host, token_ids
 from posx.lazy import modules_of
-from posx.progress import say
+from posx.notices import say
 
 __all__ = [
     "BeginEveryWindow", "Difference", "HfStrided", "LmEvalRolling", "Nonoverlapping", "PerPosition", "Ratio", "Sliding",
@@ -79,7 +79,7 @@ def evaluate(
 
     Raises:
       ConfigError: for protocols and lengths that make no sense, and for results that cannot be log-probabilities of
-        the next token (see `posx.testing.check_log_probs`, which runs first).
+        the next token (see `posx.conformance.check_log_probs`, which runs first).
       DataError: for a stream that is too short.
     """
     try:

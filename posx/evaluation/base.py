@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from posx.config import EvalConfig
 from posx.errors import DataError
 from posx.evaluation.scoring import Measured, Scored, Targets
+from posx.evaluation.settings import EvalConfig
 from posx.evaluation.statistics import BLOCK_LEN, LARGEST_NLL, block_sums, few_places, interval
 
 Row = dict[str, Any]

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from posx.errors import ConfigError, UndefinedLength
+from posx.evaluation.ids import host, token_ids
 from posx.evaluation.scoring import ROUNDING, SUM_ROUNDING, LogProbs, called, out_of_memory, refuse_logits
-from posx.layers import host, token_ids
 
 #: Windows with another last token, and with another end, if a call takes as many rows.
 MOST_CHANGES = 4

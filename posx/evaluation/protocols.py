@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from posx.config import EvalConfig
 from posx.errors import ConfigError, nearest
 from posx.evaluation.base import Protocol, Row
 from posx.evaluation.published import HfStrided, LmEvalRolling
 from posx.evaluation.scoring import Measured, Scored, Targets, place
+from posx.evaluation.settings import EvalConfig
 
 #: The largest number of bins of a loss by position.
 POSITION_BINS = 1024

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from posx.config import EvalConfig
 from posx.errors import ConfigError
 from posx.evaluation.base import Protocol, Row
 from posx.evaluation.scoring import Documents, Measured, Scored, Targets, document_starts, targets_in
+from posx.evaluation.settings import EvalConfig
 
 
 @dataclasses.dataclass(frozen=True)

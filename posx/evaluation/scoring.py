@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from posx.errors import ConfigError, UndefinedLength
+from posx.evaluation.ids import host
 from posx.evaluation.statistics import BLOCK_LEN
-from posx.layers import host
-from posx.progress import say
+from posx.notices import say
 
 LogProbs = Callable[[Any], Any]
 

@@ -1,4 +1,4 @@
-"""The machine: a correct compiler, compiled programs on disk, devices, cores, memory, and the speed it can reach."""
+"""The machine: a correct compiler, devices, cores, memory."""
 
 from posx.lazy import modules_of
 

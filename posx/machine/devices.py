@@ -6,23 +6,15 @@ core is a device, each runs the whole program on its share of the rows, and they
 
 from __future__ import annotations
 
-import contextlib
-import math
 import os
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from posx.errors import ConfigError, PosxError
-from posx.files import checksums
-from posx.files.atomic import write_json
-from posx.files.rows import number
-from posx.machine.cores import cpu_name, equal_parts, usable_cores, usable_memory
+from posx.errors import ConfigError
+from posx.machine.cores import equal_parts, usable_cores, usable_memory
 from posx.machine.guard import add_flags, jax_has_started
 from posx.machine.platforms import on_cpu
 
@@ -42,11 +34,6 @@ PATIENCE = {
     "--xla_cpu_collective_call_terminate_timeout_seconds": 10**8,
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds": 10**8,
 }
-
-#: The rows and columns of the matrix products whose speed is measured, and their number in one call. An accelerator
-#: needs larger products, and several, or it shows how fast calls begin.
-SIZE, PRODUCTS = 2048, 1
-ACCELERATOR_SIZE, ACCELERATOR_PRODUCTS = 8192, 16
 
 
 def use_every_core(least: int = 1) -> None:
@@ -120,55 +107,3 @@ def on_each(function: Callable, num_devices: int, out_specs: Any = PartitionSpec
         function, mesh=mesh(num_devices), in_specs=(PartitionSpec(), PartitionSpec(DATA)), out_specs=out_specs,
         check_vma=False,
     )  # fmt: skip
-
-
-def machine_ceiling(folder: Path, dtype: str, max_age: float = math.inf, keep: bool = True) -> float:
-    """Return the FLOP/s of large matrix products on all devices together: the denominator of MFU.
-
-    It is stored once per kind of device and number of cores. On CPUs a product on one device is computed by all cores
-    of the process, however many devices they are split into.
-
-    Args:
-      folder: where the speed is stored.
-      dtype: of the operands.
-      max_age: seconds after which it is measured again, as others may have been at work. The best of all times counts.
-      keep: whether a measurement is stored.
-    """
-    units = jax.process_count() if on_cpu() else jax.device_count()
-    device = cpu_name() if on_cpu() else jax.devices()[0].device_kind  # JAX calls every CPU "cpu"
-    kind = f"{device}-{len(usable_cores())}-{dtype}"
-    path = folder / f"ceiling-{kind}.json".replace(" ", "_").replace("/", "_")
-    known = number(checksums.whole(path).get("flops_per_second")) or 0.0
-    with contextlib.suppress(OSError):
-        if known and time.time() - path.stat().st_mtime < max_age:
-            return units * known
-    measured = max(known, _measure(dtype))
-    with contextlib.suppress(OSError, PosxError):  # a cache that cannot be written only means measuring again
-        if keep:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_json(path, checksums.with_checksum({"flops_per_second": measured}))
-    return units * measured
-
-
-def _measure(dtype: str) -> float:
-    """Return the best of several products: a ceiling shows the machine, not the others that use it meanwhile."""
-    size, count = (SIZE, PRODUCTS) if on_cpu() else (ACCELERATOR_SIZE, ACCELERATOR_PRODUCTS)
-    a = jnp.ones((size, size), dtype)
-
-    @jax.jit
-    def products(a: jax.Array) -> jax.Array:
-        def product(b: jax.Array) -> jax.Array:
-            return jnp.dot(a, b, preferred_element_type=jnp.float32)
-
-        if count == 1:
-            return product(a)
-        # Each product reads the one before, divided so that numbers stay finite.
-        return jax.lax.fori_loop(0, count, lambda _, b: (product(b) / size).astype(dtype), a)
-
-    products(a).block_until_ready()
-    seconds = []
-    for _ in range(8):
-        start = time.perf_counter()
-        products(a).block_until_ready()
-        seconds.append(time.perf_counter() - start)
-    return count * 2.0 * size**3 / min(seconds)

@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 import jaxlib
 
 from posx.errors import ConfigError
-from posx.progress import say
+from posx.notices import say
 
 FLAG = "--xla_cpu_experimental_ynn_fusion_type"
 SAFE = f"{FLAG}=-reduce"

@@ -15,12 +15,12 @@ from posx import attention
 from posx.attention.arguments import as_slots
 from posx.attention.blockwise import Tiling, blockwise
 from posx.attention.fused import fused
-from posx.config import base_config, run_config
 from posx.contract import abstract_params
 from posx.encodings import Alibi, Chain, Deberta, Encoding, Learned, Nope, Rope, Shaw, Sinusoidal, TransformerXL
 from posx.errors import ConfigError
+from posx.lab.config import base_config, run_config
+from posx.lab.runs.checks import checked
 from posx.machine.platforms import traced_for
-from posx.runs.checks import checked
 
 B, T, H, D = 2, 11, 4, 6
 RNG = np.random.default_rng(0)

@@ -10,10 +10,11 @@ import pytest
 from numpy.testing import assert_allclose
 
 import posx
-from posx import attention, layers
+from posx import attention
 from posx.attention import cpu, strips
 from posx.attention.blockwise import Tiling, blockwise
 from posx.encodings import Alibi
+from posx.lab import layers
 
 B, T, H, G, D = 2, 7, 2, 1, 4
 DIMS = posx.Dims(model_dim=6, num_heads=H, head_dim=D, num_layers=1, train_len=16, num_kv_heads=G)

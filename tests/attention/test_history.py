@@ -10,12 +10,12 @@ from numpy.testing import assert_allclose
 
 import posx
 from posx import attention
-from posx.config.sections import ModelConfig
+from posx.conformance import DIMS, check_encoding
 from posx.encodings import Chain, Encoding
 from posx.errors import ConfigError
-from posx.generate import prefill
-from posx.model import Model
-from posx.testing import DIMS, check_encoding
+from posx.lab.config.sections import ModelConfig
+from posx.lab.generate import prefill
+from posx.lab.model import Model
 
 LAGS = 0.7, -0.5, 0.3
 

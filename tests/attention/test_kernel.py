@@ -14,12 +14,12 @@ from numpy.testing import assert_allclose
 import posx
 from posx.attention import kernel_refusal
 from posx.attention.kernel import kernel
-from posx.config import base_config, run_config
 from posx.contract import abstract_params, distance_terms
 from posx.encodings import Alibi, Chain, Rope, Shaw, Xpos
 from posx.errors import ConfigError
+from posx.lab.config import base_config, run_config
+from posx.lab.runs.checks import checked
 from posx.machine.platforms import traced_for
-from posx.runs.checks import checked
 from tests.encodings.cases import CASES, DIMS, params_of
 from tests.lowered import custom_calls, shape_of
 

@@ -6,7 +6,7 @@ import json
 import jax
 import pytest
 
-from posx.machine import devices
+from posx.lab.machine import ceiling
 
 
 class Here:
@@ -39,7 +39,7 @@ class Here:
 
 @pytest.fixture
 def bench(monkeypatch):
-    monkeypatch.setattr(devices, "SIZE", 64)  # seconds of products otherwise
+    monkeypatch.setattr(ceiling, "SIZE", 64)  # seconds of products otherwise
     from benchmarks import __main__ as bench
 
     for module in (bench.train, bench.attention):

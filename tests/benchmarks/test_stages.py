@@ -20,7 +20,7 @@ from tests.tiny import ROOT
 STAND_IN = """#!/usr/bin/env bash
 case "$*" in
   *benchmarks.stages*) exec {python} "$@" ;;
-  *"-m pytest"*) echo "[gw0] [  1%] FAILED tests/test_model.py::test_one[rope] "; exec sleep 60 ;;
+  *"-m pytest"*) echo "[gw0] [  1%] FAILED tests/lab/test_model.py::test_one[rope] "; exec sleep 60 ;;
   *"benchmarks ceiling"*) echo "{folder}" >> "{folder}/calls"; test -e "{folder}/well" ;;
   *) echo "$*" >> "{folder}/calls"; echo printed ;;
 esac
@@ -47,9 +47,10 @@ def test_a_script_that_is_stopped_says_what_it_had(tmp_path):
     said = process.communicate(timeout=60)[0]
     rows = {row["stage"]: row for row in map(json.loads, (out / "results.jsonl").read_text().splitlines())}
     assert rows["doctor"]["status"] == "done" and rows["tests"]["status"] == "cut" and "study" not in rows
-    assert rows["tests"]["failed"] == ["FAILED tests/test_model.py::test_one[rope]"]
+    assert rows["tests"]["failed"] == ["FAILED tests/lab/test_model.py::test_one[rope]"]
     assert (
-        "| tests | cut |" in said and "FAILED tests/test_model.py::test_one[rope]" in (out / "summary.md").read_text()
+        "| tests | cut |" in said
+        and "FAILED tests/lab/test_model.py::test_one[rope]" in (out / "summary.md").read_text()
     )
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import posx
+from posx.conformance import DIMS
+from posx.conformance.subject import LENGTH
 from posx.encodings import Encoding, encoding_name
-from posx.testing import DIMS
-from posx.testing.subject import LENGTH
 from tests.encodings import reference, reference_content, reference_logit_scales, reference_rotary
 
 #: References of whole sequences, (encoding, params, x, project, pos, visible), where a pair does not say its own logit.

@@ -7,8 +7,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
 from posx.attention import Slots, batch_features
+from posx.conformance import DIMS
 from posx.encodings import Rope
-from posx.testing import DIMS
 from tests.encodings.cases import tokens
 from tests.encodings.probes import attention_weights, vectors
 

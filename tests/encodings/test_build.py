@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import posx
-from posx.config import encoding_section
 from posx.contract import acting, require_resolved
 from posx.encodings import Chain, encoding_name, from_spec, spec_of, spec_text
 from posx.errors import ConfigError
+from posx.lab.config import encoding_section
 from tests.encodings.cases import CASES, DIMS, SPECS
 
 all_cases = pytest.mark.parametrize("case", CASES)

@@ -7,8 +7,8 @@ from numpy.testing import assert_allclose
 
 import posx
 from posx.attention import seen_by
+from posx.conformance import DIMS
 from posx.errors import ConfigError
-from posx.testing import DIMS
 from tests.encodings.cases import params_of
 from tests.encodings.probes import vectors
 

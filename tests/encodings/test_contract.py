@@ -1,4 +1,4 @@
-"""What every registered encoding owes: the checks of `posx.testing`, against the reference of each method's paper."""
+"""What every registered encoding owes: the checks of `posx.conformance`, against the reference of its paper."""
 
 import jax
 import numpy as np
@@ -6,9 +6,9 @@ import pytest
 from numpy.testing import assert_allclose
 
 import posx
+from posx.conformance import CHECKS, check_encoding
 from posx.contract import acting, distance_terms
 from posx.encodings import encoding_name
-from posx.testing import CHECKS, check_encoding
 from tests.encodings.cases import (
     CASES,
     DIMS,

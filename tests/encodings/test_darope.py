@@ -7,10 +7,10 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
+from posx.conformance import DIMS
 from posx.encodings import Darope, Rope
 from posx.encodings.darope import logit_of_place
 from posx.encodings.frequencies import WholeTurns
-from posx.testing import DIMS
 from tests.encodings.cases import tokens
 from tests.encodings.probes import attention_weights, vectors
 

@@ -5,9 +5,9 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
+from posx.conformance import DIMS
 from posx.encodings import DualChunk, Rope
 from posx.encodings.frequencies import Linear
-from posx.testing import DIMS
 from tests.encodings.probes import attention_weights, vectors
 
 D = 8

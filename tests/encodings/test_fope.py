@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+from posx.conformance import DIMS
 from posx.encodings import Fope, Nope, Rope, build
-from posx.testing import DIMS
 from tests.encodings.probes import attention_weights, vectors
 
 H, D = 4, 16

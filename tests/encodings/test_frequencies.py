@@ -11,6 +11,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
+from posx.conformance import check_encoding
 from posx.encodings import Rope, spec_text
 from posx.encodings.angles import inverse_frequencies
 from posx.encodings.frequencies import (
@@ -31,7 +32,6 @@ from posx.encodings.frequencies import (
 )
 from posx.encodings.hugging_face import parameters_of, rope_of, ropes_of
 from posx.errors import ConfigError
-from posx.testing import check_encoding
 
 DIMS = posx.Dims(model_dim=64, num_heads=4, head_dim=16, num_layers=2, train_len=64, num_kv_heads=2)
 BASE, WIDTH = 10000.0, 16
@@ -259,7 +259,7 @@ def test_rules_keep_the_contract(rule):
     """At the length that the checks have: decoding equals the full forward pass for dynamic rules too."""
     rope = posx.encodings.from_spec(f"rope(frequencies={rule})")
     for length in (8, 64):
-        report = check_encoding(rope.resolve(posx.testing.DIMS).at_length(length))
+        report = check_encoding(rope.resolve(posx.conformance.DIMS).at_length(length))
         assert report.ok, report
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import posx
+from posx.conformance import DIMS
 from posx.encodings import grammar
 from posx.encodings.grammar import parse, unparse
 from posx.errors import ConfigError
-from posx.testing import DIMS
 
 READ = {
     "rope": {"name": "rope"},

@@ -6,9 +6,9 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
+from posx.conformance import check_encoding
 from posx.encodings import Kerple
 from posx.encodings.alibi import alibi_slopes
-from posx.testing import check_encoding
 from tests.encodings.cases import DIMS
 from tests.encodings.probes import distance_bias
 

@@ -10,9 +10,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
 from posx.attention import refusal
+from posx.conformance import DIMS
+from posx.conformance.subject import small_tiles
 from posx.encodings import LearnedSinks, Nope, Rope
-from posx.testing import DIMS
-from posx.testing.subject import small_tiles
 from tests.encodings.probes import attention_weights, plain_logits, vectors
 
 T, H, D = 12, 4, 8

@@ -10,12 +10,12 @@ import pytest
 from numpy.testing import assert_allclose
 
 import posx
-from posx.config.sections import ModelConfig
+from posx.conformance import check_encoding
 from posx.encodings import Chain, Fox, Nope, Path, Rope
 from posx.encodings.path import BLOCK
 from posx.errors import ConfigError
-from posx.model import make_model
-from posx.testing import check_encoding
+from posx.lab.config.sections import ModelConfig
+from posx.lab.model import make_model
 from tests.encodings.cases import CASES, reference_of
 from tests.encodings.probes import attention_weights, vectors
 

@@ -10,8 +10,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
+from posx.conformance import DIMS
 from posx.encodings import Pope, Rope
-from posx.testing import DIMS
 from tests.encodings.probes import attention_weights, vectors
 
 H, D = 2, 6

@@ -6,9 +6,9 @@ import pytest
 from numpy.testing import assert_allclose
 
 import posx
+from posx.conformance import DIMS
 from posx.encodings import Rope
 from posx.errors import ConfigError
-from posx.testing import DIMS
 from tests.encodings.probes import vectors
 
 T, H, G, D = 9, DIMS.num_heads, DIMS.num_kv_heads, DIMS.head_dim

@@ -11,9 +11,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
 from posx.attention import batch_features
+from posx.conformance import DIMS
 from posx.encodings import Nope, Rope, SelectiveRope
 from posx.errors import ConfigError
-from posx.testing import DIMS
 from tests.encodings.cases import params_of, tokens
 from tests.encodings.probes import vectors
 

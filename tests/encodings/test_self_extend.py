@@ -5,8 +5,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 import posx
+from posx.conformance import DIMS
 from posx.encodings import Rope, SelfExtend
-from posx.testing import DIMS
 from tests.encodings.probes import attention_weights, vectors
 
 D, POS = 8, np.arange(12)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import posx.testing
+import posx.conformance
 from posx.errors import ConfigError, UndefinedLength
 from posx.evaluation import evaluate
 
@@ -78,13 +78,13 @@ def test_log_probs_that_cannot_be_of_the_next_token_are_refused(name):
         evaluate(model, STREAM, "P1", [16])
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match=words):
-        posx.testing.check_log_probs(model, STREAM[:340].reshape(20, 17))
+        posx.conformance.check_log_probs(model, STREAM[:340].reshape(20, 17))
 
 
 @pytest.mark.parametrize("name", [name for name in WRONG if WRONG[name][1].startswith(("is not", "sees later"))])
 def test_log_probs_of_one_window_a_call_are_refused_too(name):
     with pytest.raises(ConfigError):
-        posx.testing.check_log_probs(WRONG[name][0], STREAM[:301])
+        posx.conformance.check_log_probs(WRONG[name][0], STREAM[:301])
 
 
 def noisy(tokens):
@@ -122,7 +122,7 @@ HONEST = {
 def test_log_probs_of_honest_models_are_accepted(name, shape):
     for start in (0, 700):
         tokens = STREAM[np.arange(math.prod(shape)) % 1000 + start].reshape(shape)
-        assert posx.testing.check_log_probs(HONEST[name], tokens) is None
+        assert posx.conformance.check_log_probs(HONEST[name], tokens) is None
 
 
 def test_check_log_probs_compiles_the_shape_of_the_windows_alone():
@@ -147,5 +147,5 @@ def test_check_log_probs_takes_a_length_that_is_defined():
     with pytest.raises(ConfigError, match="not shifted"):
         evaluate(model, STREAM, "P1", [64, 16])
     with pytest.raises(UndefinedLength):
-        posx.testing.check_log_probs(model, STREAM[:17])
+        posx.conformance.check_log_probs(model, STREAM[:17])
     assert [row["status"] for row in evaluate(model, STREAM, "P1", [8, 16])] == ["undefined"] * 2

@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from posx.config import EvalConfig
 from posx.errors import ConfigError
 from posx.evaluation import evaluate, protocols
 from posx.evaluation.base import Protocol
 from posx.evaluation.scoring import place
+from posx.lab.config import EvalConfig
 
 STREAM = np.arange(65) % 4
 

@@ -218,7 +218,7 @@ def test_rolling_equals_lm_eval_on_a_llama(llama, tmp_path, length):
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
-    from posx.data import train_bpe
+    from posx.lab.data import train_bpe
 
     tokenizer = train_bpe(["some words and other words " * 9], 270)
     tokenizer.save(tmp_path / "tokenizer.json")

@@ -16,7 +16,7 @@ from experiments.recipe import recipe
 from experiments.tables import SLIDING, Seeds, by_setting, load, perplexities
 from experiments.train_short_test_long.gates import Study, gates
 from posx.encodings import ENCODINGS
-from posx.files import rows
+from posx.lab.files import rows
 from tests.experiments.readme import bodies, of_markdown
 
 TEN = "t5 learned shaw deberta transformer_xl tupe rope alibi sinusoidal nope".split()

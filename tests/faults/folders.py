@@ -60,7 +60,7 @@ def full_disk(scene: Scene) -> str:
     for size in ("1200k", "900k", "600k"):
         out = scene.folder / size
         out.mkdir()
-        words = [sys.executable, "-P", "-m", "posx.cli", *scene.words(f"--workdir={disk / 'run'}")]
+        words = [sys.executable, "-P", "-m", "posx.lab.cli", *scene.words(f"--workdir={disk / 'run'}")]
         asked = ["unshare", "--map-root-user", "--mount", "bash", "-c", SMALL_DISK, "bash", *words]
         env = scene.env({"SIZE": size, "DISK": str(disk), "OUT": str(out)})
         done = subprocess.run(asked, env=env, capture_output=True, text=True, cwd=scene.folder, timeout=300)
@@ -193,7 +193,7 @@ def from_the_future(scene: Scene) -> None:
 
 
 not_provoked(
-    48, "folders of versions before", "refused in one line, as there are no migrations: tests/config/test_run.py"
+    48, "folders of versions before", "refused in one line, as there are no migrations: tests/lab/config/test_run.py"
 )
 not_provoked(49, "a step that was not saved", "no command asks for one: the newest that verifies is taken")
 

@@ -280,7 +280,7 @@ def other_tokenizer(scene: Scene) -> None:
 def special_text(scene: Scene) -> str:
     import numpy as np
 
-    from posx.data import DataConfig, prepare
+    from posx.lab.data import DataConfig, prepare
 
     files = {name: text.replace(b"fox", b"<|endoftext|>") for name, text in documents().items()}
     source = folder_of(scene, "text", files)

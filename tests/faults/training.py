@@ -140,7 +140,7 @@ def slurm_variables(scene: Scene) -> None:
 
 @fault(66, "a step that never ends (patience of 3 s instead of ten minutes)", "75; the stacks of all threads in a file")
 def hangs(scene: Scene) -> None:
-    (scene.folder / "sitecustomize.py").write_text("import posx.training.watchdog as w\nw.LEAST_SECONDS = 3.0\n")
+    (scene.folder / "sitecustomize.py").write_text("import posx.lab.training.watchdog as w\nw.LEAST_SECONDS = 3.0\n")
     path = os.pathsep.join(map(str, (scene.folder, ROOT / "tests" / "faults" / "user", ROOT)))
     env = {"PYTHONPATH": path, "HANG_AFTER": "20", "HANG_SECONDS": "900"}
     scene.train(encoding="hanging:Hangs", env=env).must(75, "no step ended for", "stacks.txt")

@@ -11,18 +11,18 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 import posx
-from posx.config import TrainConfig, base_config, run_config
-from posx.config.sections import ModelConfig
 from posx.encodings.rates import rates_of_layers
-from posx.layers import sequential
+from posx.lab.config import TrainConfig, base_config, run_config
+from posx.lab.config.sections import ModelConfig
+from posx.lab.layers import sequential
+from posx.lab.model import make_model
+from posx.lab.runs.describe import model_of, share
+from posx.lab.runs.evaluate import model_log_probs
+from posx.lab.runs.evaluate import program as evaluation
+from posx.lab.training.layout import Layout, program, rows_sharding
+from posx.lab.training.step import init_state, train_steps
 from posx.machine import devices
 from posx.machine.devices import DATA, devices_for, mesh, on_devices, over_devices, use_every_core
-from posx.model import make_model
-from posx.runs.describe import model_of, share
-from posx.runs.evaluate import model_log_probs
-from posx.runs.evaluate import program as evaluation
-from posx.training.layout import Layout, program, rows_sharding
-from posx.training.step import init_state, train_steps
 
 T, D = 600, 8  # several tiles of the blockwise executor
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from posx.machine import devices
+from posx.lab.machine import ceiling
 from posx.machine.cores import on_cores, usable_cores
 from tests import tiny
 
@@ -18,13 +18,13 @@ EIGHT = {"JAX_NUM_CPU_DEVICES": "8"}
 def test_an_edited_ceiling_is_measured_again(tmp_path, monkeypatch):
     """The best of all times counts, so that a wrong one would stay. Other kinds of CPU have files of their own."""
     speeds = iter((1e11, 2e11, 3e11))
-    monkeypatch.setattr(devices, "_measure", lambda dtype: next(speeds))
-    assert devices.machine_ceiling(tmp_path, "float32") == devices.machine_ceiling(tmp_path, "float32") == 1e11
+    monkeypatch.setattr(ceiling, "_measure", lambda dtype: next(speeds))
+    assert ceiling.machine_ceiling(tmp_path, "float32") == ceiling.machine_ceiling(tmp_path, "float32") == 1e11
     (file,) = tmp_path.glob("ceiling-*.json")
     file.write_text(file.read_text().replace("100000000000.0", "900000000000.0"))
-    assert devices.machine_ceiling(tmp_path, "float32") == 2e11
-    monkeypatch.setattr(devices, "cpu_name", lambda: "another CPU")
-    assert devices.machine_ceiling(tmp_path, "float32") == 3e11
+    assert ceiling.machine_ceiling(tmp_path, "float32") == 2e11
+    monkeypatch.setattr(ceiling, "cpu_name", lambda: "another CPU")
+    assert ceiling.machine_ceiling(tmp_path, "float32") == 3e11
 
 
 @pytest.mark.slow
@@ -76,10 +76,10 @@ def test_more_devices_than_cores_go_on_after_a_long_stop(tmp_path):
 #: Prints, after what each line of words says, its exit code: commands share a process, where JAX starts anew for each.
 CALLS = """
 import contextlib, io, sys
-import posx.cli
+import posx.lab.cli
 for words in sys.argv[1:]:
     with contextlib.redirect_stderr(io.StringIO()) as said:
-        code = posx.cli.main(words.split())
+        code = posx.lab.cli.main(words.split())
     print(code, said.getvalue().rstrip().replace(chr(10), " / "))
 """
 

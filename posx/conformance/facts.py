@@ -1,0 +1,250 @@
+"""An encoding by itself: its hooks, the value they belong to, and the facts that the class declares.
+
+Each fact is shown to hold, or its opposite if that is declared.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from posx.attention import Mask, attend, causal, full
+from posx.conformance.executors import decoded
+from posx.conformance.findings import Findings
+from posx.conformance.rounding import SHIFTS, single_outputs
+from posx.conformance.subject import (
+    KNOWN,
+    LENGTH,
+    ORDER,
+    PREFIX,
+    CheckSubject,
+    in_float64,
+    one_document,
+    single,
+    variant,
+)
+from posx.contract import HOOKS, Chain, Encoding, acting, shapes
+from posx.errors import ConfigError, UndefinedLength
+
+#: Hooks that map token vectors, so that results have the type of these. All other results are at least float32.
+BY_VECTORS = {name for name, hook in HOOKS.items() if hook.gives and hook.takes[:1] in (("x",), ("vectors",))}
+
+#: How to write a hook without implicit promotion, by a word of the error that JAX raises.
+REMEDIES = {
+    "TypePromotionError": "Cast explicitly: posx.as_float(x) for distances, x.astype(s.dtype) for vectors.",
+    "rank_promotion": "Write the missing axes, for example with a[None, :].",
+}
+
+
+def check_hooks(subject: CheckSubject, findings: Findings) -> None:
+    """Check shapes and types under strict promotion.
+
+    Vectors keep their type. All else is float32, or float64 if 64-bit types are on.
+    """
+    for vectors, found in subject.types.items():
+        if isinstance(found, ConfigError):
+            remedy = next((f". {remedy}" for word, remedy in REMEDIES.items() if word in str(found)), "")
+            findings.holds(False, f"with {vectors} vectors, under strict rank and type promotion: {found}{remedy}")
+            continue
+        for hook, kinds in found.items():
+            by_vectors = hook in BY_VECTORS
+            wanted = "float32" if vectors == "bfloat16" and not by_vectors else vectors
+            cast = "the vectors' own type, such as .astype(vectors.dtype)" if by_vectors else "at least float32"
+            findings.holds(
+                kinds <= {wanted},
+                f"{hook} returns {', '.join(sorted(kinds))} for {vectors} vectors, not {wanted}. Cast it to {cast}.",
+            )
+
+
+def check_value(subject: CheckSubject, findings: Findings) -> None:
+    """Check that a pickled copy is the same value, and that `resolve` and `at_length` return encodings."""
+    encoding, dims = subject.encoding, subject.dims
+    again = pickle.loads(pickle.dumps(encoding))
+    findings.holds(again == encoding and hash(again) == hash(encoding), "a pickled copy is not equal to the value")
+    findings.holds(repr(again) == repr(encoding), f"a pickled copy prints as {again!r}")
+    findings.holds(encoding.resolve(dims) == encoding, "resolve changes a value that is already resolved")
+    for length in (dims.train_len, 2 * dims.train_len):
+        findings.holds(isinstance(encoding.at_length(length), Encoding), f"at_length({length}) returns no encoding")
+
+
+def check_eager(subject: CheckSubject, findings: Findings) -> None:
+    """Compare each hook outside jit with the hook inside, and at float positions with integer ones."""
+    called, rough = shapes.hook_shapes(subject.encoding, subject.dims), subject.rough
+    params = single(subject.floats.params)
+    given = {hook: _filled(hook, arguments) for hook, (arguments, _) in called.items()}
+
+    def all_hooks(params: Any, given: dict[str, Any]) -> dict[str, Any]:
+        return {hook: getattr(subject.encoding, hook)(params, *arguments) for hook, arguments in given.items()}
+
+    run = subject.compiled("hooks", all_hooks)
+    wanted = jax.device_get(run(params, given))
+    findings.equal("outside jit:", all_hooks(*jax.tree.map(jnp.asarray, (params, given))), wanted, rough, rough)
+    if not subject.encoding.integer_positions:
+        floats = jax.tree.map(lambda a: a.astype(np.float32) if _is_positions(a) else a, given)
+        findings.equal("at float positions:", run(params, floats), wanted, rough, rough)
+
+
+def _is_positions(array: Any) -> bool:
+    """Return whether an array is one of integer positions [t]."""
+    return array.dtype == np.int32 and len(array.shape) == 1
+
+
+def _filled(hook: str, arguments: Any) -> Any:
+    """Make arrays for shapes: positions from 1, distances from -2, random floats, and all pairs visible."""
+    rng = np.random.default_rng(0)
+
+    def fill(struct: Any) -> np.ndarray:
+        if struct.dtype == np.bool_:
+            return np.ones(struct.shape, np.bool_)
+        if hook == "by_distance":
+            return np.arange(struct.shape[0]).astype(struct.dtype) - 2
+        if _is_positions(struct):
+            return np.arange(1, struct.shape[0] + 1, dtype=np.int32)
+        if struct.dtype == np.int32:  # a count in a carry
+            return rng.integers(100, size=struct.shape, dtype=np.int32)
+        return rng.standard_normal(struct.shape).astype(np.float32)
+
+    return jax.tree.map(fill, arguments)
+
+
+def check_shift_invariant(subject: CheckSubject, findings: Findings) -> None:
+    """Check that adding one constant to all positions changes nothing, or something if declared False."""
+    if not subject.encoding.shift_invariant:
+        still, *moved = (subject.run(slots).outputs for _, slots in subject.shifted((0, *SHIFTS), one_document(ORDER)))
+        problem = "shift_invariant = False, but adding a constant to all positions changes nothing"
+        return findings.differ(problem, moved, [still] * len(moved))
+    still = subject.run(subject.near).outputs
+    for shift, slots in subject.shifted(SHIFTS):
+        found = subject.run(slots).outputs
+        findings.equal(f"positions moved by {shift}: outputs", found, still, max(1e-7, subject.exact))
+
+
+def check_prefix(subject: CheckSubject, findings: Findings) -> None:
+    """Check that vectors, positions and number of later tokens do not change earlier outputs."""
+    later, slots, exact = ORDER[0] >= PREFIX, subject.unpacked, subject.exact
+    floats, before = subject.floats.changed(later), subject.run(slots).outputs[:, :PREFIX]
+    moved = slots._replace(pos=np.where(later, slots.pos[:, ::-1], slots.pos))
+    findings.equal("if later tokens change: outputs", subject.run(slots, floats).outputs[:, :PREFIX], before, 0)
+    findings.equal("if later tokens move too: outputs", subject.run(moved, floats).outputs[:, :PREFIX], before, exact)
+    findings.equal("without later tokens: outputs", decoded(subject, [slice(0, PREFIX)]), before, exact)
+
+
+def check_reach(subject: CheckSubject, findings: Findings) -> None:
+    """Check that `by_distance` is constant from `reach` on, in both directions, and not before."""
+    reach = subject.encoding.reach
+    if reach is None or not subject.encoding.acts_on("by_distance"):
+        return findings.nothing("no reach is declared")
+    far, near = subject.defined(reach + np.array([0, 1, 2, 1000, 100_000])), np.arange(reach)[-1000:]
+    if not far.size:
+        return findings.nothing(f"reach = {reach} is beyond max_position = {subject.encoding.max_position}")
+    for name, term in _by_distance(subject, np.concatenate([far, -far, near])).items():
+        past, future, inside = np.split(term, [len(far), 2 * len(far)])
+        for side, rows in (("past", past), ("future", future)):
+            first = np.broadcast_to(rows[:1], rows.shape)
+            findings.equal(f"reach = {reach}, but {name} still changes beyond it in the {side}", rows, first, 0)
+        if reach:
+            problem = f"reach = {reach}, but {name} is already constant at shorter distances"
+            findings.differ(problem, inside, past[:1] + 0 * inside)
+
+
+def check_fades(subject: CheckSubject, findings: Findings) -> None:
+    """Check that the bias by distance falls without bound, or the token bias from token to token, if declared.
+
+    An encoding may do so without declaring it: it is then slower, but right.
+    """
+    encoding = subject.encoding
+    if not encoding.fades:
+        return findings.nothing("fades = False")
+    distances, declared = subject.defined(2 ** np.arange(24)), "fades = True, but"
+    bias = _by_distance(subject, distances).get("bias")
+    by_token = encoding.acts_on("token_bias")
+    findings.holds(bias is not None or by_token, f"{declared} there is neither a bias by distance nor a token bias")
+    if bias is not None:
+        falling_from = 12 if isinstance(encoding, Chain) else 0  # in a chain, once the other parts are constant
+        findings.holds(
+            not (np.diff(bias[falling_from:], axis=0) > 0).any(),
+            f"{declared} the bias rises with distance, at least for some parameters",
+        )
+        half = len(distances) // 2
+        problem = f"{declared} the bias is equal at distances {distances[half]} and {distances[-1]}"
+        findings.holds((bias[-1] < bias[half]).all(), problem)
+    if by_token:
+        u = subject.of_tokens("token_bias", ORDER).sum(axis=-1)  # [b, t, h]
+        rises = np.diff(u, axis=1) > 0
+        findings.holds(not rises.any(), f"{declared} the token bias rises from one token to the next")
+        findings.holds((u[:, -1] < u[:, 0]).any(), f"{declared} the token bias stays the same")
+
+
+def check_causal_only(subject: CheckSubject, findings: Findings) -> None:
+    """Check that non-causal masks are refused if declared, and that it is declared if later keys all look the same."""
+    encoding, distances = subject.encoding, subject.defined(np.arange(1, 1000))
+    if encoding.causal_only:
+        refused = _refuses(subject, ConfigError, KNOWN, full())
+        return findings.holds(refused, "causal_only = True, but attend accepts a mask that is not causal")
+    if encoding.acts_on("token_bias"):
+        problem = "causal_only = False, but a token bias favours keys further ahead. Declare causal_only = True."
+        return findings.holds(False, problem)
+    earlier, later = (_by_distance(subject, sign * distances).values() for sign in (1, -1))
+    if set(acting(encoding)) != {"by_distance"} or not later:
+        return findings.nothing("causal_only = False, and hooks other than by_distance act")
+    same = [all((term == term[:1]).all() for term in terms) for terms in (earlier, later)]
+    problem = "causal_only = False, but later keys at all distances get the same terms. Declare causal_only = True."
+    findings.holds(same[0] or not same[1], problem)
+
+
+def _by_distance(subject: CheckSubject, distances: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the terms at signed distances [n] by name, each [n, ...]; {} if there are none."""
+    if not subject.encoding.acts_on("by_distance"):
+        return {}
+    run = subject.compiled("by_distance", subject.encoding.by_distance)
+    terms = in_float64(run, subject.floats.params, distances.astype(np.int32))._asdict()
+    found = {name: term for name, term in terms.items() if term is not None}
+    return {name: np.moveaxis(x, -1, 0) if name in ("bias", "scaled") else x for name, x in found.items()}
+
+
+def check_positions(subject: CheckSubject, findings: Findings) -> None:
+    """Check positions: all up to the last are defined, those after it are not, and the order of slots has no effect."""
+    encoding, last = subject.encoding, subject.encoding.max_position
+    wanted = subject.run(subject.slots).outputs
+    findings.holds(np.isfinite(wanted).all(), "outputs at some position are NaN or infinite")
+    # Features, and scores of whole rows, follow the order of the slots.
+    if not encoding.acts_on("features") and encoding.tiling == "any":
+        order = np.random.default_rng(7).permutation(LENGTH)
+        found = subject.run(*subject.reordered(order)).outputs
+        findings.equal("slots in another order: outputs", found, wanted[:, order], subject.exact)
+    if last is not None:
+        pos = np.where(ORDER < LENGTH - 1, 1, last + 1).astype(np.int32)
+        found = single_outputs(subject, one_document(pos))[:, -1]
+        problem = f"max_position = {last}, but under jit outputs at {last + 1} are finite. Return NaN there."
+        findings.holds(np.isnan(found).all(), problem)
+        problem = f"max_position = {last}, but attend accepts position {last + 1}"
+        findings.holds(_refuses(subject, UndefinedLength, pos), problem)
+    if encoding.integer_positions:
+        refused = _refuses(subject, ValueError, ORDER.astype(np.float32))
+        findings.holds(refused, "integer_positions = True, but attend accepts float positions")
+
+
+def _refuses(subject: CheckSubject, error: type[Exception], pos: np.ndarray, mask: Mask = causal()) -> bool:
+    """Return whether `attend` raises `error` at positions known on the host."""
+    params, x, q, k, v = single(subject.floats)
+    try:
+        jax.eval_shape(functools.partial(attend, subject.encoding, q_slots=pos, x=x, mask=mask), params, q, k, v)
+    except error:
+        return True
+    return False
+
+
+def check_tiling(subject: CheckSubject, findings: Findings) -> None:
+    """Check that an encoding that declares whole rows of keys has other outputs in small tiles."""
+    encoding = subject.encoding
+    if encoding.tiling == "any":
+        return findings.nothing("`tiling` is 'any', and the check `tiles` has tested that")
+    anyway = CheckSubject(variant(encoding, tiling="any"), subject.dims, params=subject.floats.params)
+    found, wanted = anyway.tiles(subject.slots), subject.run(subject.slots)
+    problem = f"tiling = {encoding.tiling!r}, but outputs in small tiles are the same"
+    findings.differ(problem, found.outputs, wanted.outputs)

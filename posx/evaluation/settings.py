@@ -1,0 +1,49 @@
+"""The settings of an evaluation: what the protocols are asked."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Literal
+
+from posx.contract.fields import at_least, problems_of
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    """The settings of an evaluation. Lengths, strides and targets are in tokens.
+
+    The training length L is measured even if `lengths` or `sliding_lengths` leave it out, to compare the others with.
+    `sliding_lengths` () stands for L, 2L, 4L, 8L, 16L as far as `lengths` go. `stride` 0 stands for L/4, or for half of
+    each window of hf_strided. Targets are spread over all held-out documents. They are the same at every length: those
+    of the longest windows of the run so far.
+    `num_targets` and `sliding_targets` 0 score the whole validation stream.
+    `precision`: of products of float32 numbers, so that a perplexity does not depend on the kind of device.
+    """
+
+    lengths: tuple[int, ...] = (64, 128, 256, 512, 1024)
+    protocols: tuple[str, ...] = ("nonoverlapping", "per_position")
+    num_targets: Annotated[int, at_least(0)] = 262144
+    sliding_targets: Annotated[int, at_least(0)] = 65536
+    sliding_lengths: tuple[int, ...] = ()
+    stride: Annotated[int, at_least(0)] = 0
+    batch_tokens: Annotated[int, at_least(1)] = 16384
+    executor: Literal["auto", "dense", "blockwise", "kernel", "fused"] = "auto"
+    precision: Literal["default", "highest"] = "highest"
+
+    def problems(self) -> list[str]:
+        """Return the problems of these fields, one line each. Each protocol knows its own."""
+        found = [f"eval.{problem}" for problem in problems_of(self)]
+        for name in ("lengths", "sliding_lengths"):
+            lengths = getattr(self, name)
+            if any(length < 2 for length in lengths):
+                found.append(f"eval.{name}={lengths}: every length must be at least 2 tokens.")
+            if list(lengths) != sorted(set(lengths)):
+                found.append(f"eval.{name}={lengths}: lengths must increase, each length once.")
+        if not self.lengths:
+            found.append("eval.lengths is empty. Name at least one length in tokens.")
+        if not found and 0 < self.num_targets < max(self.lengths):
+            found.append(
+                f"eval.num_targets={self.num_targets} is less than one window of eval.lengths' longest, "
+                f"{max(self.lengths)} tokens. Score at least as many targets, or 0 for all."
+            )
+        return found

@@ -1,0 +1,145 @@
+"""The table of `posx evaluate --dry_run`: the rows that a command measures, and their cost on this machine."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from posx.errors import PosxError
+from posx.lab.data import Dataset
+from posx.lab.data.store import cache_folder
+from posx.lab.machine.ceiling import machine_ceiling
+from posx.lab.progress import counted, duration, size
+from posx.lab.runs import text
+from posx.lab.runs.checks import check_stream
+from posx.lab.runs.cost import COMPILING, EVALUATION_SHARE, STARTING, Pass, pass_cost
+from posx.lab.runs.describe import model_of, slower
+from posx.lab.runs.load import stored_step
+from posx.lab.runs.targets import Asked, asked_rows, few_places
+from posx.lab.sweeps.engines.here import Here
+from posx.lab.sweeps.plan import aligned
+from posx.lab.sweeps.schedule import Cost, Schedule
+from posx.lab.sweeps.tasks import Evaluation
+from posx.machine.guard import start_devices
+from posx.notices import say
+
+if TYPE_CHECKING:
+    from posx.lab.commands.evaluate import Request
+
+_HEAD = ("run", "protocol", "length", "targets", "windows", "documents", "FLOP", "memory", "time", "is")
+
+
+class _Row(NamedTuple):
+    """A row that is asked of a run. cost: of its pass over the text, None if it needs none, as `state` says."""
+
+    asked: Asked
+    num_documents: int
+    cost: Pass | None
+    state: str
+
+    def cells(self, per_flop: float) -> list[str]:
+        """Return the cells of the row after the name of its run. per_flop: seconds of one operation."""
+        one, targets = self.asked, self.asked.targets
+        windows = "-" if one.windows is None else f"{len(one.windows):,}"
+        documents = f"{targets.num_documents} of {self.num_documents}"
+        cost = ("-", "-", "-")
+        if self.cost:
+            cost = f"{self.cost.flops:.2g}", size(self.cost.memory), duration(self.cost.seconds(per_flop))
+        head = one.question.protocol.name, f"{one.length:,}", f"{targets.count:,}", windows, documents
+        return [*head, *cost, self.state]
+
+
+def estimate(requests: Mapping[str, Request], jobs: int) -> tuple[str, dict[str, str]]:
+    """Return the table of the rows that are asked of runs, and {name: reason} of the runs that have none.
+
+    Texts are read, as for the evaluation itself. No weights are read, and no model is run. The matrix products of this
+    machine are measured, unless they were within the hour. Raises PosxError if the only run has no rows.
+    """
+    start_devices()
+    schedule = Here([Evaluation(one.asked, one.folder) for one in requests.values()], jobs).schedule
+    # Not stored, as the machine may be busy now.
+    ceiling = functools.cache(lambda folder, dtype: machine_ceiling(folder, dtype, max_age=3600, keep=False))
+    texts, rows, failed = dict[str, Dataset](), list[_Row](), dict[str, str]()
+    table, seconds = [[*_HEAD]], list[float]()
+    for name, request in requests.items():
+        try:
+            found, relative = _rows(request, texts)
+        except PosxError as error:
+            if len(requests) == 1:
+                raise
+            failed[name] = str(error)
+            continue
+        speed = EVALUATION_SHARE * ceiling(cache_folder(request.run.data) / "machine", request.run.model.dtype)
+        table += [[name, *row.cells(relative / speed)] for row in found]
+        seconds.append(_seconds([row.cost for row in found if row.cost], relative, speed, schedule))
+        rows += found
+    if not rows:
+        return "", failed
+    assumed = [_ASSUMED] if any(seconds) else []
+    return "\n".join([*aligned(table), "", _sum(rows, seconds, schedule), *assumed]), failed
+
+
+def _rows(request: Request, texts: dict[str, Dataset]) -> tuple[list[_Row], float]:
+    """Return the rows that are asked of a run, and how many times longer it takes than without its encoding.
+
+    texts: those that are read already. Raises PosxError.
+    """
+    from posx.lab.runs.evaluate import facts_of  # Flax: once the settings are known to be right
+
+    run, config, weights = request.run, request.asked.eval, request.parent or request.folder
+    tokenizer = text.saved_tokenizer(weights)
+    key = repr((run.text, run.asked["data"], request.text, tokenizer.digest))
+    if key not in texts:
+        texts[key] = text.text_of(weights, run, request.text)
+    dataset = texts[key]
+    check_stream(config, run.train.length, dataset)
+    model = model_of(run, tokenizer.vocab_size)
+    facts = facts_of(run, model, dataset, request.folder, stored_step(weights))
+    found, passes, said = list[_Row](), dict[object, str](), list[str]()
+    for one in asked_rows(run, config, model, dataset, request.folder, facts):
+        cost, name = None, one.question.protocol.name
+        if one.stored:
+            state = "stored"
+        elif one.windows is None:
+            state = "undefined"
+        elif one.key in passes:
+            state = f"in the pass of {passes[one.key]}"
+        else:
+            cost = pass_cost(model, config, one.length, len(one.windows))
+            passes[one.key] = name
+            state = "new"
+        state = "stored on other targets, measured again" if one.length in one.question.moved else state
+        if state == "new" and (few := few_places(one, dataset.validation.num_documents)) and few not in said:
+            said.append(few)
+            say(f"notice: {request.folder.path.name}: {few}")
+        found.append(_Row(one, dataset.validation.num_documents, cost, state))
+    return found, slower(model)
+
+
+def _seconds(passes: list[Pass], relative: float, speed: float, schedule: Schedule) -> float:
+    """Return the expected seconds of a run on its cores, 0 without passes. speed: FLOP/s of all cores."""
+    if not passes:
+        return 0.0
+    work = relative * sum(one.flops for one in passes)
+    cost = Cost(work, len(passes), 0.0, speed=speed / (schedule.cores or 1), start=STARTING)
+    return cost.seconds(schedule.width or 1)
+
+
+def _sum(rows: list[_Row], seconds: list[float], schedule: Schedule) -> str:
+    """Return one line on all rows together."""
+    costs = [row.cost for row in rows if row.cost]
+    stored = sum(row.asked.stored is not None for row in rows)
+    if not costs:
+        return f"{counted(len(rows), 'row')}, nothing to compute"
+    wall = schedule.wall_seconds(sorted(seconds, reverse=True))
+    return (
+        f"{counted(len(rows), 'row')}, {stored} of them stored; {sum(one.flops for one in costs):.2g} FLOP, up to "
+        f"{size(max(one.memory for one in costs))} a process, about {duration(wall)}, {schedule}"
+    )
+
+
+_ASSUMED = (
+    f"The times assume {EVALUATION_SHARE:.0%} of the speed of matrix products on this machine, {STARTING:.0f} s to "
+    f"start a process and {COMPILING:.0f} s to compile each program. Other work on this machine adds to them."
+)

@@ -1,0 +1,258 @@
+"""`posx evaluate`: a trained run, or all runs of a sweep, at any lengths."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from posx.errors import ConfigError, PartialFailure, WorkdirError
+from posx.fields import items_of, split, typed
+from posx.lab.commands import COMMANDS, MEASURING, work_folder
+from posx.lab.config import RunConfig
+from posx.lab.config.flags import set_anew
+from posx.lab.config.overrides import setting_of
+from posx.lab.data.store import cache_folder
+from posx.lab.files.atomic import finite
+from posx.lab.files.rows import failures
+from posx.lab.machine.compile_cache import use_compile_cache
+from posx.lab.progress import by_reason
+from posx.lab.runs import text
+from posx.lab.runs.changes import differences, under
+from posx.lab.runs.checks import check_stream, checked, say_unused
+from posx.lab.runs.cost import speed_of
+from posx.lab.runs.folder import RunFolder, name_of, runs_in, typed_path
+from posx.lab.runs.load import unpacked
+from posx.lab.sweeps.engines.here import Here
+from posx.lab.sweeps.schedule import CORE_SPEED
+from posx.lab.sweeps.tasks import Evaluation
+from posx.machine.cores import usable_cores
+from posx.machine.devices import mesh_of, use_every_core
+from posx.machine.guard import on_cpus, start_devices
+from posx.notices import say
+
+#: How to keep a change off the layers that it does not need.
+WINDOWS = " (--layers=full leaves these out)"
+
+#: {run folder: its rows of `eval.jsonl`}.
+Measured = Mapping[RunFolder, Sequence[dict[str, Any]]]
+
+
+class Request(NamedTuple):
+    """A stored run, and its settings with the requested ones.
+
+    text: the settings of its text that are replaced. parent: the run whose weights it has under another encoding.
+    """
+
+    folder: RunFolder
+    run: RunConfig
+    asked: RunConfig
+    text: Mapping[str, Any]
+    parent: RunFolder | None = None
+
+
+def run_evaluate(values: dict[str, Any], _: None) -> Callable[[], None]:
+    """Evaluate runs; return the function that shows their rows."""
+    use_every_core(math.prod(mesh_of(values["mesh"])) if values["mesh"] else 1)
+    workdir = unpacked(work_folder(values))
+    requests, failed = _requests(values, workdir)
+    if (values["encoding"] or values["masks"]) and RunFolder(workdir).config_file.exists():
+        workdir = workdir.parent  # where the runs under other encodings are
+    for line in by_reason(failed.items()):
+        say(line)
+    if not values["stop_with_stdin"]:  # else the process that started this one has said it
+        words = {word: setting_of(word) for word in values["overrides"]}
+        words |= {f"--stride={values['stride']}": "eval.stride"} if values["stride"] is not None else {}
+        say_unused((request.asked for request in requests), words)
+    for request in requests:
+        if request.parent:
+            name = request.folder.path.name
+            for line in differences(request.run, request.parent.read_config(), WINDOWS):
+                say(f"{name}: {line}")
+        if request.parent and not values["dry_run"]:
+            request.folder.take_weights(request.parent, request.run)
+    measured: Measured = {}
+    if values["dry_run"]:
+        for request in requests:
+            name, config = name_of(request.folder.path, workdir), request.asked.eval
+            print(f"{name}: {', '.join(config.protocols)} at {config.lengths}")
+        failed |= _estimated(values, {name_of(one.folder.path, workdir): one for one in requests})
+    elif len(requests) + len(failed) == 1:
+        measured = {request.folder: _evaluate(values, request) for request in requests}
+    else:
+        measured, reasons = _side_by_side(values, requests)
+        failed |= {name_of(folder.path, workdir): why for folder, why in reasons.items() if not measured[folder]}
+    return functools.partial(_show, values, workdir, measured, failed)
+
+
+def _requests(values: dict[str, Any], workdir: Path) -> tuple[list[Request], dict[str, str]]:
+    """Return a request for each run in `workdir`, and {name: reason} of the runs that cannot be evaluated.
+
+    Raises ConfigError for wrong settings, so that nothing starts.
+    """
+    folders = runs_in(workdir)
+    requests: dict[Path, Request] = {}
+    failed: dict[str, str] = {}
+    errors = []
+    for folder in folders:
+        try:
+            found = list(_under(values, folder))
+        except (ConfigError, WorkdirError) as error:
+            errors.append(error)
+            failed[name_of(folder.path, workdir)] = str(error)
+        else:
+            requests |= {one[0].path: _request(values, *one) for one in found}
+    if errors and not requests:
+        raise errors[0]
+    if not requests:
+        raise ConfigError(f"--workdir={values['workdir']} has the weights of another run. Name that run.")
+    if len(requests) > 1 and (values["mesh"] or (values["processes"] or 1) > 1):
+        first = next(iter(requests))
+        raise ConfigError(
+            f"--workdir={values['workdir']}: there are {len(requests)} runs to evaluate, but several processes "
+            f"evaluate one run. Name one: --workdir={first}"
+        )
+    return list(requests.values()), failed
+
+
+def _under(values: dict[str, Any], folder: RunFolder) -> Iterator[tuple[RunFolder, RunConfig, RunFolder | None]]:
+    """Yield a run, or those with its weights under the encodings and masks that the flags name, and their parent."""
+    texts, masks = split(values["encoding"]), tuple(split(values["masks"]))
+    for flag, found in (("encoding", texts), ("masks", masks)):
+        if values[flag] and not found:
+            raise ConfigError(f"--{flag}={values[flag]} names nothing. Give one, as --{flag}=...")
+    if values["layers"] and not (texts or masks):
+        raise ConfigError(f"--layers={values['layers']} changes nothing alone. Give --encoding or --masks too.")
+    if not texts and not masks:
+        yield folder, folder.read_config(), None
+    elif work_folder(values).is_file():
+        raise ConfigError(f"--encoding, --masks: {values['workdir']} is an exported file. Name the folder of a run.")
+    elif not folder.is_borrowed:
+        own, children = folder.read_config(), {child.hash: child for child in folder.children() if child.hash}
+        for text in texts or [""]:
+            run = under(own, text, masks, values["layers"])
+            if run is own:
+                asked = " and ".join([*([text] if text else []), *masks])
+                say(f"notice: {folder.path.name}: {asked} changes nothing, so its rows are those of the run itself")
+                yield folder, own, None
+            else:
+                words = [*([run.encoding] if text else []), *(run.model.mask_policy if masks else [])]
+                words += [f"layers={values['layers']}"] * bool(values["layers"])
+                child = children.get(run.hash) or folder.child(words)  # the same change may have another name
+                if child in (other for name, other in children.items() if name != run.hash):
+                    child = folder.child([*words, run.hash])
+                children[run.hash] = child
+                yield child, child.read_config() if child.hash else run, folder
+
+
+def _request(values: dict[str, Any], folder: RunFolder, run: RunConfig, parent: RunFolder | None) -> Request:
+    settings = set_anew(run, values["overrides"], COMMANDS["evaluate"].sections)
+    for name in {"tokenizer", "vocab_size"} & set(settings["data"]):
+        raise ConfigError(
+            f"--config.data.{name}: a run keeps the tokenizer that it was trained with. Leave this setting out."
+        )
+    lengths, targets = typed(values["lengths"], tuple[int, ...], "--lengths"), values["num_targets"]
+    flags = {
+        "lengths": lengths, "sliding_lengths": lengths, "num_targets": targets, "sliding_targets": targets,
+        "protocols": tuple(items_of(values["protocol"])), "stride": values["stride"], "executor": values["executor"],
+    }  # fmt: skip
+    given = {name: value for name, value in flags.items() if value not in (None, "", ())}
+    config, data = dataclasses.replace(run.eval, **settings["eval"] | given), settings["data"]
+    asked = dataclasses.replace(run, eval=config, data=dataclasses.replace(run.data, **data))
+    checked(asked)
+    return Request(folder, run, asked, data, parent)
+
+
+def _evaluate(values: dict[str, Any], request: Request) -> list[dict[str, Any]]:
+    """Return the rows of one run, evaluated by this process or by all processes together."""
+    from posx.lab.runs.evaluate import evaluate_run  # Flax and Orbax: once the settings are known to be right
+    from posx.lab.runs.load import load_model
+    from posx.lab.training.layout import asked_layout
+
+    folder, run, config = request.folder, request.run, request.asked.eval
+    use_compile_cache(cache_folder(request.asked.data))
+    start_devices()  # before the text is read
+    dataset = text.text_of(folder, run, request.text)
+    check_stream(config, run.train.length, dataset)
+    layout = asked_layout(values["mesh"], 0, run.model.kv_heads)
+    facts = {
+        "settings": repr((run, config)), "text": dataset.digest, "--mesh": str(layout),
+        "--workdir": str(work_folder(values)),
+    }  # fmt: skip
+    with folder.held(facts):
+        model, params, _, step = load_model(folder, layout)
+        return evaluate_run(run, config, model, layout.put(params), dataset, folder, step, layout)
+
+
+def _estimated(values: dict[str, Any], requests: Mapping[str, Request]) -> dict[str, str]:
+    """Print the rows that are asked of runs with their cost. Return {name: reason} of the runs that fail."""
+    from posx.lab.commands.estimate import estimate
+
+    made, failed = estimate(requests, values["jobs"])
+    print(f"\n{made}" if made else "", end="\n" if made else "")
+    return failed
+
+
+def _core_speed(run: RunConfig) -> float:
+    """Return the expected FLOP/s of evaluation on one core. An accelerator is left to the processes that evaluate."""
+    if not on_cpus():
+        return CORE_SPEED
+    start_devices()
+    return speed_of(run) / len(usable_cores())
+
+
+def _side_by_side(values: dict[str, Any], requests: Sequence[Request]) -> tuple[Measured, dict[RunFolder, str]]:
+    """Return the rows of each run, measured in its own process, and {folder: reason} of the runs that failed."""
+    words = [f"--{name}={values[name]}" for name in MEASURING if values[name] not in (None, "")]
+    words += ["--debug"] * values["debug"] + values["overrides"]
+    with tempfile.TemporaryDirectory() as outputs:
+        tasks = [
+            Evaluation(
+                request.asked, request.folder, Path(outputs, str(number)), tuple(words), _core_speed(request.run)
+            )
+            for number, request in enumerate(requests)
+        ]
+        failed = Here(tasks, values["jobs"]).run(tasks, "evaluate", echo=True)
+        return {task.folder: task.rows() for task in tasks}, failed
+
+
+def _show(values: dict[str, Any], workdir: Path, measured: Measured, failed: Mapping[str, str]) -> None:
+    """Print the rows as JSON lines, or print them as a table and redraw the figures that exist.
+
+    Raises PartialFailure if some runs or lengths failed.
+    """
+    from posx.lab import plots  # Matplotlib: once the settings are known to be right
+    from posx.lab.plots.rows import rows_of
+
+    rows = [row for found in measured.values() for row in found]
+    if values["json"]:
+        for row in rows:
+            print(json.dumps(finite(row)))
+    elif rows:
+        if made := plots.table(rows_of({folder.path: found for folder, found in measured.items()}, workdir)):
+            print(made)
+        sys.stdout.flush()  # before the figures, which take longer
+        if work_folder(values).is_file():
+            say("notice: the rows of an exported file are not stored; --json prints them")
+        # The folders of a run, of its sweep and of the sweeps around it.
+        places = list(dict.fromkeys(place for run in measured for place in (run.path, *run.path.parents[:2])))
+        for place in places:
+            try:
+                plots.draw_again(place)
+            except WorkdirError as error:
+                say(f"notice: there are no figures: {error}")
+        tables = [place / "table.md" for place in places if plots.is_table(place / "table.md")]
+        others = [typed_path(path) for path in tables if path.read_text("utf-8", "replace") != f"{made}\n"]
+        if made and others:
+            say(
+                "notice: the printed table has only the rows of this command. All stored rows on the same targets "
+                f"are in {' and '.join(others)}"
+            )
+    if problems := [*by_reason(failed.items()), *failures(rows)]:
+        raise PartialFailure(f"{'; '.join(problems)} (docs/guides/troubleshooting.md)")

@@ -1,0 +1,145 @@
+"""`posx plot`, `table`, `export`, `import` and `generate`: figures, tables, files and text of trained runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import shlex
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from posx.errors import ConfigError, nearest
+from posx.lab.commands import FIGURES, work_folder
+from posx.lab.data import Tokenizer
+from posx.lab.data.store import cache_folder
+from posx.lab.generate import Sampling, generate
+from posx.lab.machine.compile_cache import use_compile_cache
+from posx.lab.runs.folder import RunFolder, run_folders, run_in
+from posx.lab.runs.load import SUFFIX, export, load_model, unpacked
+from posx.machine.guard import start_devices
+
+#: The sign in a decoded text for bytes that are no character, or not yet.
+BROKEN = "\ufffd"
+
+
+def run_plot(values: dict[str, Any], _: None) -> None:
+    """Draw figures and print their paths. Raises ConfigError, WorkdirError."""
+    if values["what"] not in FIGURES:
+        raise ConfigError(
+            f"--what={values['what']!r} is unknown. {nearest(values['what'], FIGURES)}The figures are: "
+            f"{', '.join(FIGURES)}."
+        )
+    folder = work_folder(values)
+    if values["dry_run"]:
+        run_folders(folder, "config.json")
+        print(f"would draw {values['what']} from {folder}")
+        return
+    if values["what"] == "encodings":  # other figures are drawn from files
+        start_devices()
+    from posx.lab import plots  # Matplotlib: once the settings are known to be right
+
+    for path in plots.plot(folder, values["what"]):
+        print(path)
+
+
+def run_table(values: dict[str, Any], _: None) -> None:
+    """Print the table of stored rows. Raises ConfigError, WorkdirError."""
+    folder = work_folder(values)
+    if values["dry_run"]:
+        run_folders(folder, "config.json")
+        print(f"would print the table of {folder} as {values['format']}")
+        return
+    from posx.lab import plots  # Matplotlib: once the settings are known to be right
+
+    print(plots.table_as(folder, values["format"]), end="")
+
+
+def run_export(values: dict[str, Any], _: None) -> None:
+    """Write a trained run to one file. Raises ConfigError for a wrong name, WorkdirError if there is no such run."""
+    if not values["to"]:
+        raise ConfigError("--to is missing. Name a file, as --to model.safetensors, or a folder for transformers")
+    target = Path(values["to"]).expanduser()
+    if target.suffix not in (SUFFIX, ""):
+        raise ConfigError(f"--to={values['to']}: the file's name must end with {SUFFIX}. A folder's has no end.")
+    folder = run_in(work_folder(values))
+    if values["dry_run"]:
+        print(f"would write {folder.path.name} to {target}")
+        return
+    if not target.suffix:
+        from posx.lab.runs.exchange import export_model
+
+        print(f"{target}  {folder.path.name} at step {export_model(folder, target)}, as transformers reads it")
+        return
+    step = export(folder, target)
+    print(f"{target}  {folder.path.name} at step {step}, {target.stat().st_size:,} bytes")
+
+
+def run_import(values: dict[str, Any], _: None) -> None:
+    """Make a run out of a model. Raises ConfigError if it does not fit, WorkdirError for a damaged file."""
+    for flag in ("from", "to"):
+        if not values[flag]:
+            raise ConfigError(f"--{flag} is missing. Give the model and the run: --from FOLDER --to runs/NAME")
+    start_devices()
+    from posx.lab.runs.exchange import import_model, run_of  # Flax, Orbax: once the flags are known to be right
+    from posx.lab.runs.foreign import read
+
+    path, target = Path(values["from"]).expanduser().resolve(), Path(values["to"]).expanduser().resolve()
+    source, folder = read(path), RunFolder(target)
+    if values["dry_run"]:
+        run = run_of(source, path.name, folder)
+        print(f"would make {target} of {path.name}: {run.model}, {run.encoding}")
+        return
+    run = import_model(source, path.name, folder)
+    print(
+        f"{target}  {path.name}: {run.encoding}, {run.model.num_layers} layers of {run.model.model_dim}, "
+        f"{run.train.length:,} positions\n"
+        f"next: posx evaluate --workdir {shlex.quote(values['to'])} --config.data.validation=TEXT"
+    )
+
+
+def run_generate(values: dict[str, Any], _: None) -> None:
+    """Print the prompt and its continuation. Raises ConfigError for wrong flags."""
+    sampling = Sampling(values["temperature"], values["top_k"])
+    folder = run_in(unpacked(work_folder(values)))
+    if values["num_tokens"] < 1:
+        raise ConfigError(f"--num_tokens={values['num_tokens']} must be at least 1.")
+    if not 0 <= values["seed"] < 2**32:
+        raise ConfigError(f"--seed={values['seed']} must be at least 0 and below 2**32.")
+    if values["dry_run"]:
+        print(f"would sample {values['num_tokens']} tokens from {folder.path} with {sampling}")
+        return
+    use_compile_cache(cache_folder(folder.read_config().data))
+    model, params, tokenizer, _step = load_model(folder)
+    prompt = np.concatenate([[tokenizer.begin], tokenizer.encode(values["prompt"])])
+    sampling = dataclasses.replace(sampling, vocab_size=tokenizer.vocab_size)
+    steps = generate(model, params, [prompt], values["num_tokens"], sampling=sampling, seed=values["seed"])
+    try:
+        first = next(steps)
+    except ConfigError as error:
+        raise ConfigError(f"{error} The token before the prompt counts as one of its tokens.") from None
+    print(values["prompt"], end="", flush=True)
+    new = (int(step[0]) for step in itertools.chain([first], steps))
+    for piece in pieces(tokenizer, prompt, itertools.takewhile(lambda one: one not in tokenizer.ends, new)):
+        print(piece, end="", flush=True)
+    print()
+
+
+def pieces(tokenizer: Tokenizer, prompt: Iterable[int], new: Iterable[int]) -> Iterator[str]:
+    """Yield the text that `new` ids add to the text of `prompt`, in pieces that later ids do not change.
+
+    The ids are decoded together: a decoder may join, strip or replace at the border of two tokens.
+    """
+    ids = [int(one) for one in prompt]
+    shown = text = tokenizer.decode(ids)
+    broken = next(([n] for n in range(tokenizer.vocab_size) if tokenizer.decode([n]) == BROKEN), [])
+    for one in new:
+        ids.append(one)
+        text = tokenizer.decode(ids)
+        # With byte fallback one byte too many breaks all characters of the bytes before it.
+        if not text.endswith(BROKEN) and tokenizer.decode(ids + broken).startswith(text):
+            yield text[len(shown) :]
+            shown = text
+    yield text[len(shown) :]

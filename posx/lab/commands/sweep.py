@@ -1,0 +1,133 @@
+"""`posx sweep`: all runs of a config, their figures and their table."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from posx.encodings import spec_text
+from posx.errors import ConfigError, Damaged, OutOfMemoryError, PartialFailure, PosxError, WorkdirError
+from posx.lab.commands import work_folder
+from posx.lab.config.flags import load_config
+from posx.lab.config.overrides import override, setting_of, settings
+from posx.lab.files.copies import CopyTarget
+from posx.lab.progress import by_reason
+from posx.lab.runs.checks import check_work_folder, check_writable, say_unused
+from posx.lab.runs.folder import RunFolder
+from posx.lab.sweeps import engines
+from posx.lab.sweeps.axes import points_of, run_at, text_of
+from posx.lab.sweeps.plan import plan, preview, status
+from posx.lab.sweeps.tasks import Job
+from posx.notices import say
+
+
+def run_sweep(values: dict[str, Any], config: ConfigDict) -> None:
+    """Plan the runs, run those that are missing, and draw the figures."""
+    engines.check(values)
+    only_told = values["dry_run"] or values["status"]
+    workdir = work_folder(values, needed=not values["dry_run"])
+    if values["workdir"]:
+        check_work_folder(workdir, sweep=True)
+    argument = values.get("config", "").partition(":")[2]
+    if argument and _is_idle(values, config):
+        raise ConfigError(
+            f"--config={values['config']}: the sweep makes the same runs without {argument!r}. Leave it out, or choose "
+            f"the encodings with --config.sweep.encodings={argument}"
+        )
+    if not only_told:
+        check_writable(workdir)
+    jobs = plan(config, workdir, read=not only_told)
+    names = {word: setting_of(word).removeprefix("sweep.axes.") for word in values["overrides"]}
+    say_unused((job.run for job in jobs), names)
+    for word in _unused(values, config, jobs):
+        say(f"notice: {word} is not used: the sweep sets {setting_of(word)} itself, see config.sweep")
+    if only_told:
+        print(status(jobs, workdir) if values["status"] else preview(jobs, values))
+        return
+    engine = engines.engine_of(values, jobs)
+    keep = CopyTarget(values["copy_to"]).keep if values["copy_to"] else lambda folder: None
+    todo = [job for job in jobs if not job.finished()]
+    _say_damage(workdir, todo)
+    with RunFolder(workdir).held():
+        failed = _copied(keep, [job for job in jobs if job not in todo])
+        if len(todo) < len(jobs):
+            say(f"{len(jobs) - len(todo)} of {len(jobs)} runs are finished already")
+        if todo:
+            found = engine.run(todo, "sweep", ended=lambda job: keep(job.folder.path))
+            failed |= {folder.path.name: why for folder, why in found.items()}
+        if failed or any(job.folder.finished(job.run) for job in jobs):
+            _draw(workdir, bool(failed))
+    if failed:
+        raise PartialFailure(
+            f"{len(failed)} of {len(jobs)} runs failed ({'; '.join(by_reason(failed.items()))}). Fix the cause "
+            "and run the same command again: it keeps the finished runs. See docs/guides/troubleshooting.md."
+        )
+
+
+def _say_damage(workdir: Path, todo: Sequence[Job]) -> None:
+    """Say which files of the runs are damaged, and which other folders of the sweep hold no run that can be read."""
+    for job in todo:
+        for damage in job.damages():
+            say(f"notice: {damage}")
+    own = {job.folder.path for job in todo}
+    for path in sorted(workdir.glob("*/config.json")):
+        try:
+            RunFolder(path.parent).read_config()
+        except Damaged as error:
+            if path.parent not in own:
+                say(f"notice: {error}. No run of this sweep is in that folder.")
+        except PosxError:
+            continue
+
+
+def _draw(workdir: Path, failed: bool) -> None:
+    """Draw the figures and the table of the stored rows."""
+    from posx.lab import plots  # Matplotlib: once the settings are known to be right
+
+    try:
+        made = plots.plot(workdir)
+    except (WorkdirError, OutOfMemoryError) as error:
+        say(f"notice: there are no figures: {error}")
+        if isinstance(error, OutOfMemoryError) and not failed:
+            raise
+        return
+    if (workdir / "table.md").is_file():
+        print((workdir / "table.md").read_text(encoding="utf-8"), end="")
+    for path in made:
+        if path.suffix == ".png":
+            print(path)
+
+
+def _copied(keep: Callable[[Path], None], jobs: Sequence[Job]) -> dict[str, str]:
+    """Copy runs that ended before; return {name: reason} of the failures."""
+    failed = {}
+    for job in jobs:
+        try:
+            keep(job.folder.path)
+        except WorkdirError as error:
+            failed[job.name] = str(error)
+    return failed
+
+
+def _unused(values: dict[str, Any], config: ConfigDict, jobs: Sequence[Job]) -> list[str]:
+    """Return the words of the command that set a varying setting to a value that no run has."""
+    given = settings(config) | {"encoding": config.encoding.to_dict()}
+    used = {name: {text_of(name, job.point[name]) for job in jobs} for name in jobs[0].point}
+    names = {word: setting_of(word) for word in values["overrides"]}
+    for word, name in names.items():  # a field belongs to the encoding that the config has chosen
+        names[word] = "encoding" if name.startswith("encoding.") and name not in used else name
+    return [word for word, name in names.items() if name in used and text_of(name, given.get(name)) not in used[name]]
+
+
+def _is_idle(values: dict[str, Any], config: ConfigDict) -> bool:
+    """Return whether the argument of the config file changes no run of the sweep, and is not the encoding of all."""
+    with contextlib.suppress(ConfigError), contextlib.redirect_stderr(io.StringIO()):  # some files need an argument
+        override(default := load_config({"config": values["config"].partition(":")[0]}), values["overrides"])
+        runs, others = ([run_at(one, point) for point in points_of(one)] for one in (config, default))
+        return runs == others and any(run.encoding != spec_text(config.encoding.to_dict()) for run in runs)
+    return False

@@ -1,0 +1,120 @@
+"""`posx train`: one run, trained and evaluated."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import shlex
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from posx.contract import values_in
+from posx.errors import ConfigError, PosxError, Stopped, WorkdirError
+from posx.lab.commands import work_folder
+from posx.lab.config import RunConfig, run_config
+from posx.lab.config.flags import earlier_run
+from posx.lab.config.overrides import setting_of
+from posx.lab.config.sections import LISTS
+from posx.lab.data.store import cache_folder
+from posx.lab.files.atomic import write_json
+from posx.lab.files.rows import result_of
+from posx.lab.machine.compile_cache import use_compile_cache
+from posx.lab.runs import environment
+from posx.lab.runs.changes import differences
+from posx.lab.runs.checks import check_work_folder, checked, say_unused
+from posx.lab.runs.describe import describe
+from posx.lab.runs.folder import RunFolder, run_in
+from posx.machine.devices import mesh_of, use_every_core
+from posx.machine.guard import start_devices
+from posx.notices import say
+
+
+def run_train(values: dict[str, Any], config: ConfigDict) -> None:
+    """Train a run, or resume it, and evaluate it."""
+    folder = RunFolder(work_folder(values, needed=False))
+    use_every_core(_least_devices(values, folder))
+    start_devices()
+    run = _asked(values, config)
+    if values["dry_run"]:
+        if values["workdir"]:
+            folder.check_resumes(run)  # as the command itself does
+        print(describe(run, values["mesh"]))
+        return
+    folder = RunFolder(work_folder(values))
+    from posx.lab.runs.runner import train_and_evaluate  # Flax, Optax, Orbax: once the settings are known to be right
+
+    use_compile_cache(cache_folder(run.data))
+    try:
+        rows = train_and_evaluate(run, folder, values["mesh"], _parent(values))
+        if values["processes"] != 1:  # a sweep says its own summary
+            say(_summary(run, rows, values["workdir"]))
+    except PosxError as error:
+        if not isinstance(error, WorkdirError | Stopped) and (folder.path / ".lock").exists():
+            with contextlib.suppress(PosxError):  # the first error is the one to report
+                write_json(folder.status_file, {"code": error.exit_code, "reason": str(error)})
+        raise
+
+
+def _asked(values: dict[str, Any], config: ConfigDict) -> RunConfig:
+    """Return the resolved settings of the run. Raises ConfigError for settings of a sweep and for wrong settings."""
+    names = {word: setting_of(word) for word in values["overrides"]}
+    for word, name in names.items():
+        if name.startswith("sweep."):
+            setting = LISTS.get(name.removeprefix("sweep."), name.removeprefix("sweep.axes."))
+            one = "" if setting.startswith("sweep.") else f", or give this run its value with --config.{setting}=VALUE"
+            raise ConfigError(f"{word}: posx train makes one run. Make several with posx sweep{one}")
+    repeats = "config_json" in values and not values["overrides"]
+    run = earlier_run(values["config_json"]) if repeats else run_config(config)
+    if values["workdir"]:
+        check_work_folder(work_folder(values), sweep=False)
+    if parent := _parent(values):
+        if (step := parent.newest_step) is None:
+            raise WorkdirError(
+                f"--from={values['from']}: {parent.path} has no checkpoint of its own. Import a model of Hugging Face "
+                "first: posx import --from FOLDER --to runs/NAME"
+            )
+        held = parent.read_config()
+        run = dataclasses.replace(run, parent=held.as_parent() | {"step": str(step)})
+        for line in differences(run, held):
+            say(f"notice: --from={values['from']}: {line}")
+        lengths = {getattr(value, "original_len", 0) for encoding in run.layers for value in values_in(encoding)}
+        if longer := sorted(length for length in lengths if length > held.train.length):
+            say(
+                f"notice: original_len is {longer[0]} tokens. --from was trained at {held.train.length}: for that, "
+                f"write original_len={held.train.length}"
+            )
+    elif run.parent:
+        raise ConfigError(
+            f"--config_json: that run has or starts from the weights of the run {run.parent['hash']} "
+            f"({run.parent['encoding']}). Name that run with --from."
+        )
+    run = checked(run)
+    say_unused([run], names)
+    return run
+
+
+def _parent(values: dict[str, Any]) -> RunFolder | None:
+    """Return the run that `--from` names."""
+    return run_in(Path(values["from"]).expanduser().resolve()) if values["from"] else None
+
+
+def _least_devices(values: dict[str, Any], folder: RunFolder) -> int:
+    """Return the least number of CPU devices: those that the run was started on, or those of its mesh."""
+    if values["mesh"] and not values["dry_run"]:
+        return math.prod(mesh_of(values["mesh"]))
+    return environment.devices_of(folder) or 1
+
+
+def _summary(run: RunConfig, rows: list[dict[str, Any]], workdir: str) -> str:
+    """Return two lines: the results of the first protocol, and the next commands."""
+    found = {row["eval_len"]: row for row in rows if row["protocol"] == rows[0]["protocol"]} if rows else {}
+    lengths = sorted({min(found, key=lambda length: abs(length - run.train.length)), max(found)}) if found else []
+    results = [f"{result_of(found[length])} at {length} tokens" for length in lengths]
+    where = shlex.quote(workdir)
+    return (
+        f"done: {', '.join([f'{workdir} at step {run.train.steps}', *results])}\n"
+        f"next: posx plot --workdir {where}, or posx generate --workdir {where} --prompt 'some words'"
+    )

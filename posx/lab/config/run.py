@@ -1,0 +1,246 @@
+"""All settings of one run: typed sections as they are given, and one resolved value that everything below reads.
+
+A run is its resolved settings. `RunConfig.hash` names it: two runs are the same if and only if their hashes are equal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from posx.contract import Value
+from posx.encodings import CHAIN, Chain, Dims, Encoding, code_of, encoding_name, from_spec, spec_of, spec_text
+from posx.encodings.rates import Rates, from_json, multipliers_in_rows, rates_of_layers, to_json
+from posx.errors import ConfigError, in_one_line
+from posx.fields import typed_fields
+from posx.lab.config.sections import (
+    SECTIONS,
+    DataConfig,
+    EvalConfig,
+    ModelConfig,
+    TrainConfig,
+    cycle_of,
+    sweep_section,
+)
+
+#: The version of `config.json`. A file of another version is an error.
+SCHEMA_VERSION = 7
+
+#: How the digest of an imported model begins, in the place of that of a text.
+IMPORTED = "imported"
+#: Settings of training that change no weight.
+_FREE = ("dispatch_steps", "log_steps", "checkpoint_steps", "keep_checkpoints")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """All settings of one run, with nothing left open.
+
+    layers: the encoding of each layer. rates: how the parameters of each are trained. code: digests of the user's own
+    classes among them, by name. text: the digest of text, split and tokenizer, "" until the text is read, or "imported"
+    and the digest of an imported model. held_out: the digest of what is scored of that text, which `text` covers.
+    parent: see `as_parent`, of the run whose weights this one has or starts from. asked: the sections of the config as
+    they were given, for the reader.
+    """
+
+    layers: tuple[Encoding, ...]
+    model: ModelConfig
+    data: DataConfig
+    train: TrainConfig
+    eval: EvalConfig
+    rates: Rates
+    code: Mapping[str, str]
+    text: str = ""
+    held_out: str = ""
+    parent: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    asked: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def dims(self) -> Dims:
+        return self.model.dims(self.train.length)
+
+    @property
+    def encoding(self) -> str:
+        """The encoding as it was given: rope(base=500000)+alibi."""
+        return spec_text(self.asked["encoding"])
+
+    @property
+    def layer_texts(self) -> tuple[str, ...]:
+        """The encoding of each layer as it was given."""
+        return tuple(map(spec_text, self.model.layers(self.asked["encoding"])))
+
+    @functools.cached_property
+    def settings(self) -> dict[str, Any]:
+        """{path: value} of all settings that decide the weights.
+
+        "data" is the digest of the text. Until the text is read, the settings of the data stand in its place.
+        """
+        found = {f"model.{name}": value for name, value in vars(self.model).items() if name != "layer_policy"}
+        found |= {f"train.{name}": value for name, value in vars(self.train).items() if name not in _FREE}
+        found["train.position_lr_multiplier"] = multipliers_in_rows(self.rates)
+        decayed = sorted(f"{n}.{name}" for n, layer in enumerate(self.rates) for name, rate in layer if rate.decays)
+        found |= {"train.decayed": decayed} if decayed else {}
+        specs = _plain_values([spec_of(encoding) for encoding in cycle_of(self.layers)])
+        found |= dict(_leaves(specs[0], "encoding") if len(specs) == 1 else _leaves(specs, "layers"))
+        found |= {f"code.{name}": digest for name, digest in self.code.items()}
+        found |= {f"parent.{name}": value for name, value in self.parent.items()}
+        found |= {"data": self.text} if self.text else {f"data.{name}": v for name, v in self.data.named().items()}
+        return _plain_values(found)
+
+    @functools.cached_property
+    def hash(self) -> str:
+        """The name of the run: a hash of `settings`."""
+        return _digest(self.settings)
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether the weights are those of a model from elsewhere, so that the run has no text of its own."""
+        return self.text.startswith(IMPORTED)
+
+    def as_parent(self) -> dict[str, str]:
+        """Return what a run says of the one whose weights it has: `kind` is alike for runs of other seeds."""
+        own = {name: value for name, value in self.settings.items() if name not in ("train.seed", "parent.hash")}
+        return {"encoding": self.encoding, "kind": _digest(own), "hash": self.hash}
+
+    def differences(self, other: RunConfig) -> list[str]:
+        """Return the settings in which another run differs from this one, as "path: old -> new"."""
+        a, b = self.settings, other.settings
+        paths = sorted(path for path in a.keys() | b.keys() if a.get(path) != b.get(path))
+        return [f"{path}: {a.get(path)!r} -> {b.get(path)!r}" for path in paths]
+
+    def code_changes(self) -> str:
+        """Say which of a stored run's own encodings have other code by now; "" if none has."""
+        now = code_of(self.layers)
+        changed = [
+            f"{name} (digest {self.code.get(name, 'unknown')}, now {digest})"
+            for name, digest in now.items()
+            if self.code.get(name) != digest
+        ]
+        return f"the code of {' and of '.join(changed)} has changed" if changed else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `config.json` holds."""
+        sections = {name: vars(getattr(self, name)) for name in SECTIONS}
+        resolved = {"layers": list(map(spec_of, self.layers)), "rates": to_json(self.rates), "code": dict(self.code)}
+        texts = {"text": self.text, "held_out": self.held_out}
+        head = {"schema_version": SCHEMA_VERSION, "hash": self.hash, **texts, "parent": dict(self.parent)}
+        return _plain_values(head | {"asked": dict(self.asked)} | sections | resolved)
+
+    @staticmethod
+    def from_json(values: Any) -> RunConfig:
+        """Return the run that a `config.json` holds. Raises ConfigError for other versions and for damaged values."""
+        version = values.get("schema_version") if isinstance(values, Mapping) else None
+        if version is None:
+            family = values.get("model_type") if isinstance(values, Mapping) else None
+            whose = f", but of a Hugging Face model ({family})" if family else ""
+            raise ConfigError(f"it has no schema_version, so it is not of a run that `posx train` made{whose}")
+        if version != SCHEMA_VERSION:
+            raise ConfigError(
+                f"its schema_version is {version!r}, but this posx reads {SCHEMA_VERSION}. Train the run again."
+            )
+        sections = typed_sections(values)
+        try:
+            layers, rates = tuple(map(from_spec, values["layers"])), from_json(values["rates"])
+            asked, code, parent = (dict(values[name]) for name in ("asked", "code", "parent"))
+            text, held_out = str(values["text"]), str(values["held_out"])
+            spec_text(asked["encoding"])
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            raise ConfigError(f"its settings are damaged: {type(error).__name__}: {error}") from None
+        typed_sections(asked)
+        if len(layers) != sections["model"].num_layers or len(rates) != len(layers):
+            raise ConfigError(f"layers and rates must have {sections['model'].num_layers} entries, one for each layer")
+        run = RunConfig(
+            layers, rates=rates, code=code, text=text, held_out=held_out, parent=parent, asked=asked, **sections
+        )
+        for layer, stored in zip(layers, values["layers"], strict=True):
+            if _plain_values(spec_of(layer)) != stored:
+                raise ConfigError(
+                    f"it holds {stored}, but the code of {encoding_name(layer)} now resolves to {layer}. Restore the "
+                    "code, or train the run again."
+                )
+        if run.hash != values.get("hash"):
+            raise ConfigError(
+                f"its settings have the hash {run.hash}, but it names {values.get('hash')!r}. It was edited, or "
+                "another posx made it. Restore the file, or train the run again."
+            )
+        return run
+
+
+def run_config(config: ConfigDict | Mapping[str, Any]) -> RunConfig:
+    """Return the resolved settings of one run.
+
+    Raises ConfigError for an unknown or mistyped setting, and with every setting that is out of its range. Whether the
+    encodings, the protocols and the text fit is checked by `posx.lab.runs.checks`.
+    """
+    asked = _plain_values({name: dict(config[name]) if name in config else None for name in ("encoding", *SECTIONS)})
+    if not isinstance((asked["encoding"] or {}).get("name"), str):
+        raise ConfigError("the config has no encoding.name. Give one: --config.encoding=rope")
+    sections = typed_sections(asked)
+    if problems := [problem for section in sections.values() for problem in section.problems()]:
+        raise ConfigError(in_one_line(problems))
+    model, train = sections["model"].resolved(), sections["train"]
+    layers, dims = model.encodings(asked["encoding"], train.length), model.dims(train.length)
+    rates = rates_of_layers(layers, dims, train.position_lr_multiplier)
+    return RunConfig(layers, rates=rates, code=code_of(layers), asked=asked, **sections | {"model": model})
+
+
+def typed_sections(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return {section: value} of a config. Raises ConfigError for a missing section, an unknown key or a wrong type."""
+    found = {}
+    for name, cls in SECTIONS.items():
+        if not isinstance(given := values.get(name), Mapping):
+            raise ConfigError(f"the config has no section {name!r}. Start from posx.lab.config.base_config().")
+        found[name] = cls(**typed_fields(cls, given, f"config section {name!r}", f"{name}."))
+    return found
+
+
+def base_config(encoding: str = "alibi") -> ConfigDict:
+    """Return every option with its default, for the encoding that a text names. Raises ConfigError."""
+    config = ConfigDict({name: dataclasses.asdict(cls()) for name, cls in SECTIONS.items()})
+    config.encoding = encoding_section(encoding)
+    config.sweep = sweep_section()
+    return config
+
+
+def encoding_section(text: str) -> ConfigDict:
+    """Return the section `encoding` of the encoding that `text` names: its name and every field. Raises ConfigError.
+
+    A field that is resolved from the sizes is "auto", an encoding inside another is a text. A chain has the texts in
+    `parts`. Fields take values of any type here, because "auto" is one. The encoding's class checks them later.
+    """
+    value = from_spec(text)
+    if isinstance(value, Chain):
+        return ConfigDict({"name": CHAIN, "parts": tuple(map(spec_text, value.parts))}, type_safe=False)
+    fields = {field.name: _typable(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
+    return ConfigDict({"name": encoding_name(value), **fields}, type_safe=False)
+
+
+def _digest(settings: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _typable(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_typable, value))
+    return "auto" if value is None else spec_text(value) if isinstance(value, Value) else value
+
+
+def _plain_values(value: Any) -> Any:
+    """Return `value` as JSON holds it: tuples as lists."""
+    return json.loads(json.dumps(value))
+
+
+def _leaves(spec: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield ("path.to.field", value) of a spec, also of encodings within encodings."""
+    several = isinstance(spec, list) and spec and isinstance(spec[0], dict | list)
+    if not several and not isinstance(spec, dict):
+        yield path, spec
+        return
+    for key, inner in spec.items() if isinstance(spec, dict) else enumerate(spec):
+        yield from _leaves(inner, f"{path}.{key}")

@@ -1,0 +1,243 @@
+"""The sections of a config: typed frozen values, whose defaults are those of every config."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from ml_collections import ConfigDict
+
+from posx.attention.masks import Mask
+from posx.contract.fields import above, at_least, at_most, below, problems_of
+from posx.encodings import Dims, Encoding, Spec, build
+from posx.errors import ConfigError, in_one_line
+from posx.evaluation.settings import EvalConfig
+from posx.lab.config.data import DataConfig
+from posx.lab.config.masks import mask_of, mask_text
+
+T = TypeVar("T")
+
+#: The encodings of the classic surveys, which a sweep compares unless it says which.
+CLASSIC = (
+    "nope", "sinusoidal", "learned", "shaw", "transformer_xl", "t5", "tupe", "deberta", "rope", "alibi",
+)  # fmt: skip
+
+#: The settings that the lists of a sweep stand for.
+LISTS = {"train_lens": "train.length", "encodings": "encoding", "seeds": "train.seed"}
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Every choice of the architecture; 0 leaves a size to its rule.
+
+    `tied` embeddings are a strong path from token to token beside attention, so extrapolation failures show less.
+    `num_kv_heads` 0: as many as heads. `head_dim` 0: the model's width over the heads. `mlp_dim` 0: 4m for GELU, 8m/3
+    for SwiGLU and GeGLU (the same number of weights). `vocab_size` 0: the tokenizer's; a model may have more rows.
+    `mlp` gelu and geglu have the tanh form of GELU, gelu_exact the one with erf.
+    `norm` rms divides by the root mean square, layer subtracts the mean first; `norm_eps` is added to mean squares.
+    `biases` are learned vectors added to queries, keys and values (qkv), or to every product and norm (all).
+    `parallel` lets attention and MLP read the same input. `post_norm` adds a norm after each, as in Gemma 3, and
+    `embedding_norm` one after the embeddings, as in BLOOM.
+    `dtype` is the type of the operands of the forward matrix products; parameters and all else stay float32.
+    `remat` "layer" keeps only the input of every layer for the backward pass and computes the rest of it again: memory
+    of about one layer instead of all, for a third more work. XLA's CPU backend merges the two and keeps all (0.10.2).
+    `layer_policy` is cycled over the layers; "encoding" stands for the run's encoding, other words are
+    specs of their own: nope, rope(base=50)+alibi. `mask_policy` is cycled too: causal, window(size=512), or
+    window(size=512, sinks=4), whose first 4 tokens of the text stay visible.
+    """
+
+    # Beyond the bounds a model is a slip of the finger, and its description alone would take minutes.
+    num_layers: Annotated[int, at_least(1), at_most(4096)] = 4
+    model_dim: Annotated[int, at_least(1), at_most(2**20)] = 128
+    num_heads: Annotated[int, at_least(1), at_most(2**16)] = 4
+    num_kv_heads: Annotated[int, at_least(0)] = 0
+    head_dim: Annotated[int, at_least(0), at_most(2**20)] = 0
+    vocab_size: Annotated[int, at_least(0), at_most(2**31 - 1)] = 0
+    mlp: Literal["gelu", "gelu_exact", "swiglu", "geglu"] = "gelu"
+    mlp_dim: Annotated[int, at_least(0)] = 0
+    tied: bool = False
+    dropout: Annotated[float, at_least(0), below(1)] = 0.0
+    qk_norm: bool = False
+    norm: Literal["rms", "layer"] = "rms"
+    norm_eps: Annotated[float, above(0)] = 1e-6
+    biases: Literal["none", "qkv", "all"] = "none"
+    parallel: bool = False
+    post_norm: bool = False
+    embedding_norm: bool = False
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    remat: Literal["none", "layer"] = "none"
+    layer_policy: tuple[str, ...] = ("encoding",)
+    mask_policy: tuple[str, ...] = ("causal",)
+
+    def problems(self) -> list[str]:
+        """Return the problems of these fields, one line each."""
+        found = [f"model.{problem}" for problem in problems_of(self)]
+        if not found and not self.head_dim and self.model_dim % self.num_heads:
+            fits = [h for h in range(1, self.model_dim + 1) if self.model_dim % h == 0]
+            near = min(fits, key=lambda h: abs(h - self.num_heads))
+            found.append(
+                f"model.model_dim={self.model_dim} is not divisible by num_heads={self.num_heads}. Nearest: {near}."
+            )
+        if not found and self.num_heads % (self.num_kv_heads or self.num_heads):
+            found.append(
+                f"model.num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}. Choose a "
+                "divisor of it."
+            )
+        for name, default in (("layer_policy", "encoding"), ("mask_policy", "causal")):
+            if not getattr(self, name):
+                found.append(f"model.{name} is empty. The default is ({default!r},).")
+        for text in self.mask_policy:
+            try:
+                mask_of(text)
+            except ConfigError as error:
+                found.append(f"model.mask_policy: {error}")
+        for policy in ("layer_policy", "mask_policy"):
+            pattern = getattr(self, policy)
+            never = dict.fromkeys(name for name in pattern if name not in pattern[: self.num_layers])
+            if not found and never:
+                found.append(
+                    f"model.{policy}={','.join(pattern)}: {' and '.join(never)} would be in none of the "
+                    f"{self.num_layers} layers. Shorten the pattern, or raise model.num_layers."
+                )
+        return found
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP multiplies two products."""
+        return self.mlp in ("swiglu", "geglu")
+
+    @property
+    def hidden_dim(self) -> int:
+        return self.mlp_dim or (8 * self.model_dim // 3 if self.gated else 4 * self.model_dim)
+
+    def resolved(self) -> ModelConfig:
+        """Return the same with every size set."""
+        head_dim = self.head_dim or self.model_dim // self.num_heads
+        masks = cycle_of(tuple(map(mask_text, self.masks)))
+        return dataclasses.replace(
+            self, num_kv_heads=self.kv_heads, head_dim=head_dim, mlp_dim=self.hidden_dim, mask_policy=masks
+        )
+
+    def layers(self, encoding: Spec) -> tuple[Spec, ...]:
+        """Return the spec of each layer of a run of `encoding`."""
+        cycle = [encoding if name == "encoding" else name for name in self.layer_policy]
+        return tuple(cycle[n % len(cycle)] for n in range(self.num_layers))
+
+    @property
+    def masks(self) -> tuple[Mask, ...]:
+        """The mask of each layer."""
+        cycle = tuple(map(mask_of, self.mask_policy))
+        return tuple(cycle[n % len(cycle)] for n in range(self.num_layers))
+
+    def encodings(self, encoding: Spec, train_len: int) -> tuple[Encoding, ...]:
+        """Return the resolved encoding of each layer. Raises ConfigError for sizes and specs that do not fit."""
+        dims = self.dims(train_len)
+        return tuple(build(spec, dims) for spec in self.layers(encoding))
+
+    def dims(self, train_len: int) -> Dims:
+        """Return the sizes that encodings are resolved from. Raises ConfigError."""
+        if problems := self.problems():
+            raise ConfigError(in_one_line(problems))
+        head_dim = self.head_dim or self.model_dim // self.num_heads
+        return Dims(self.model_dim, self.num_heads, head_dim, self.num_layers, train_len, self.kv_heads)
+
+
+def cycle_of(layers: tuple[T, ...]) -> tuple[T, ...]:
+    """Return the shortest sequence that repeats to `layers`, with its last round cut short."""
+    sizes = range(1, len(layers) + 1)
+    return layers[: next(n for n in sizes if all(one == layers[i % n] for i, one in enumerate(layers)))]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """One training run. `length` L in tokens; `batch_size` in windows of L tokens; durations in steps.
+
+    `dispatch_steps`: as many steps run in one call on the device, fewer before a log line or a checkpoint. It changes
+    speed alone: the memory of a call is not given back between its steps, and an accelerator does not wait for Python.
+    `position_lr_multiplier`: every parameter of an encoding learns at so many times the learning rate; 0 leaves it to
+    the encoding (`Encoding.lr_multiplier`).
+    `precision`: of products of float32 numbers on an accelerator: its own, which rounds their operands, or float32.
+    """
+
+    length: Annotated[int, at_least(2)] = 64
+    batch_size: Annotated[int, at_least(1)] = 64
+    steps: Annotated[int, at_least(1)] = 1200
+    seed: Annotated[int, at_least(0), below(2**32)] = 0
+    learning_rate: Annotated[float, above(0)] = 2e-3
+    final_learning_rate: Annotated[float, at_least(0)] = 2e-4
+    position_lr_multiplier: Annotated[float, at_least(0)] = 0.0
+    warmup_steps: Annotated[int, at_least(0)] = 60
+    beta1: Annotated[float, at_least(0), below(1)] = 0.9
+    beta2: Annotated[float, at_least(0), below(1)] = 0.98
+    weight_decay: Annotated[float, at_least(0)] = 0.1
+    clip_norm: Annotated[float, above(0)] = 1.0
+    accumulation: Annotated[int, at_least(1)] = 1
+    executor: Literal["auto", "dense", "blockwise", "kernel", "fused"] = "auto"
+    precision: Literal["default", "highest"] = "default"
+    dispatch_steps: Annotated[int, at_least(1)] = 16
+    log_steps: Annotated[int, at_least(1)] = 20
+    checkpoint_steps: Annotated[int, at_least(1)] = 200
+    keep_checkpoints: Annotated[int, at_least(1)] = 2
+
+    def problems(self) -> list[str]:
+        """Return the problems of these fields, one line each."""
+        found = [f"train.{problem}" for problem in problems_of(self)]
+        if self.final_learning_rate > self.learning_rate:
+            found.append(
+                f"train.final_learning_rate={self.final_learning_rate} must not be above "
+                f"train.learning_rate={self.learning_rate}. Lower it."
+            )
+        if not found and self.warmup_steps >= self.steps:
+            found.append(
+                f"train.warmup_steps={self.warmup_steps} must be below train.steps={self.steps}. Lower "
+                "--config.train.warmup_steps."
+            )
+        if not found and self.batch_size % self.accumulation:
+            fits = [n for n in range(1, self.batch_size + 1) if self.batch_size % n == 0]
+            found.append(
+                f"train.accumulation={self.accumulation} does not divide train.batch_size={self.batch_size}. Use "
+                f"one of {fits}."
+            )
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepConfig:
+    """The runs that a sweep makes. The three lists are short for axes, and `axes` overrides them.
+
+    `axes` maps any setting to its values: {"encoding": ("rope", "rope(base=500000)+alibi"), "train.learning_rate":
+    (1e-3, 2e-3), "model.layer_policy": ("encoding", "encoding, nope")}. Encodings, and patterns of them, are texts.
+    A sweep makes every combination of the values on its axes. Axes that an entry of `zip` joins with + advance together
+    and count as one axis: with ("model.model_dim+model.num_heads",) the first width goes with the first number of
+    heads, the second width with the second. The lists may be joined too: "encoding+train.learning_rate".
+    """
+
+    encodings: tuple[str, ...] = CLASSIC
+    train_lens: tuple[int, ...] = (64,)
+    seeds: tuple[int, ...] = (0,)
+    zip: tuple[str, ...] = ()
+    axes: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+
+
+#: The sections of a run beside `encoding`.
+SECTIONS: dict[str, type] = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig, "eval": EvalConfig}
+
+
+class _Dotted(ConfigDict):
+    """A section some of whose names have dots in them, as the names of settings do."""
+
+    def __init__(self, values: Mapping[str, Any] | None = None, type_safe: bool = True, **options: Any):
+        super().__init__(values, type_safe, **{"allow_dotted_keys": True, **options})
+
+
+def sweep_section() -> ConfigDict:
+    """Return the section `sweep` with its defaults."""
+    section = _Dotted()
+    for name, value in vars(SweepConfig()).items():
+        section[name] = _Dotted() if name == "axes" else value
+    return section

@@ -1,0 +1,135 @@
+"""Reasons to doubt results on the held-out text, first of all the text that also stands in the training text.
+
+The held-out text is sampled: passages of PASSAGE bytes, chosen by their first 8 bytes, so that equal passages are
+chosen on both sides wherever they stand. Documents of SHORTEST to PASSAGE bytes are one passage each. Text is compared
+in lower case without white space, so that another indentation, wrapping or trailing blank hides nothing. Token ids are
+compared as numbers of 4 bytes.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from posx.lab.data.corpus import Document
+from posx.lab.data.ids import pieces
+from posx.lab.data.tokenizers import IdTokenizer, Tokenizer, utf8
+from posx.lab.progress import counted
+
+#: Bytes of a passage, white space not counted. Shorter ones are alike in any two texts of a kind: of Python's library
+#: 3.5 % of the passages of 32 bytes stand in other modules too, and 0.6 % of those of 128.
+PASSAGE, SHORTEST = 128, 32
+LITTLE_TEXT = 1 << 16  # bytes of held-out text below which a warning says so
+MOST_OVERLAP = 0.02  # of the held-out text; the default text, Python's own library, has 0.006
+_CHUNK = 4 << 20  # characters that are handled at a time
+_ID_BYTES = 4  # of an id, about as many as of the text behind it
+_BLOCK = 1 << 18  # hashes that are computed at a time, so that they stay in the processor's cache
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+def warnings(train: list[Document], held_out: list[Document], tokenizer: Tokenizer, knows_bytes: bool) -> Iterator[str]:
+    """Yield a line for each reason that makes results on the held-out text less meaningful."""
+    texts = [document for document in held_out if isinstance(document, str)]
+    ids = sum(len(document) for document in held_out if not isinstance(document, str))
+    size = sum(len(utf8(text)) for text in texts)
+    if size + _ID_BYTES * ids < LITTLE_TEXT or len(held_out) == 1 < len(train):
+        amount = f"{ids:,} token ids" if ids else f"{size:,} bytes of text"
+        yield (
+            f"warning: only {amount} in {counted(len(held_out), 'document')} are held out, so "
+            "results say little about other text. Give more text, a larger data.validation_fraction, or "
+            "data.validation=PATH."
+        )
+    if (share := overlap(train, held_out)) > MOST_OVERLAP:
+        least = (
+            f"whole documents of {SHORTEST // _ID_BYTES} ids or more"
+            if ids
+            else (f"whole documents of {SHORTEST} bytes or more, without white space and case")
+        )
+        passages = f"{PASSAGE // _ID_BYTES} ids" if ids else f"{PASSAGE} bytes"
+        yield (
+            f"warning: {share:.0%} of the held-out text is in the training text too, so results will flatter. "
+            f"Compared are passages of {passages}, and {least}."
+        )
+    some = [text[:4096] for text in texts[:64]]
+    if not knows_bytes:
+        yield f"warning: {_why_no_bytes(tokenizer, bool(ids))}, so there are no bits per byte"
+    elif [tokenizer.decode(found) for found in tokenizer.encode_batch(some)] != some:
+        yield (
+            "warning: decoding the tokens does not give the text back. The lost text costs no bits, so compare "
+            "bits per byte with care."
+        )
+
+
+def _why_no_bytes(tokenizer: Tokenizer, is_ids: bool) -> str:
+    if isinstance(tokenizer, IdTokenizer):
+        return "the text of token ids is not known without their tokenizer"
+    if is_ids:
+        return (
+            "the held-out ids are not those of their decoded text: they are of another tokenizer, or some are special"
+        )
+    return "the tokenizer drops letters and does not say which text its tokens stand for"
+
+
+def overlap(train: Sequence[Document], held_out: Sequence[Document]) -> float:
+    """Return the share of the held-out text, in bytes, that also stands in the training text, from 0 to 1."""
+    train, held_out = _in_pieces(train), _in_pieces(held_out)
+    size = sum(map(len, held_out))
+    bits = max(2, (size >> 15).bit_length())  # one passage in 2^bits is compared: some ten thousand of a long text
+    parts = [_passages(chunk, bits) for chunk in chunks(held_out)]
+    hashes, weights = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    known = np.unique(hashes)
+    if not known.size:
+        return 0.0
+    seen = np.zeros(len(known), bool)
+    for chunk in chunks(train):
+        found, _ = _passages(chunk, bits)
+        place = np.minimum(np.searchsorted(known, found), len(known) - 1)
+        seen[place[known[place] == found]] = True
+    return float(weights[seen[np.searchsorted(known, hashes)]].sum() / weights.sum())
+
+
+def _in_pieces(documents: Sequence[Document]) -> list[Document]:
+    """Return documents with long rows of ids in several pieces."""
+    return [
+        piece
+        for document in documents
+        for piece in ([document] if isinstance(document, str) else (part for _, part in pieces(document)))
+    ]
+
+
+def chunks(documents: Sequence[Document]) -> Iterator[Sequence[Document]]:
+    """Yield the documents in lists of some megabytes each."""
+    start = size = 0
+    for n, text in enumerate(documents, 1):
+        size += len(text)
+        if size >= _CHUNK or n == len(documents):
+            yield documents[start:n]
+            start, size = n, 0
+
+
+def _passages(documents: Sequence[Document], bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return a hash of each chosen passage, uint64 [n], and the bytes of text that each stands for, int64 [n]."""
+    plain = [_plain(document) for document in documents]
+    gap = b"\n" * PASSAGE  # no passage goes from one document into the next
+    text = gap.join([*plain, b""])
+    eights = np.ndarray(len(text) - 7, "<u8", text, strides=(1,))  # the 8 bytes from each place on
+    last = np.uint64(1 << (64 - bits))
+    blocks = range(0, len(text) - PASSAGE, _BLOCK)
+    chosen = [at + np.flatnonzero(eights[at : at + _BLOCK] * _MIX < last) for at in blocks]
+    long = np.concatenate([np.zeros(0, np.int64), *chosen])
+    long = long[long < len(text) - PASSAGE]
+    long = long[np.frombuffer(text, np.uint8)[long + PASSAGE - 1] != ord("\n")]
+    sizes = np.array([len(one) for one in plain], np.int64)
+    starts = np.cumsum(sizes + PASSAGE) - sizes - PASSAGE
+    short = (sizes >= SHORTEST) & (sizes < PASSAGE)
+    places = np.concatenate([long, starts[short]])
+    hashes = np.zeros(len(places), np.uint64)
+    for step in range(0, PASSAGE, 8):
+        hashes = (hashes ^ eights[places + step]) * _MIX
+        hashes ^= hashes >> np.uint64(29)
+    return hashes, np.concatenate([np.full(len(long), 1 << bits), sizes[short]])
+
+
+def _plain(document: Document) -> bytes:
+    if isinstance(document, str):
+        return document.lower().encode().translate(None, b" \t\n\r\v\f")
+    return document.astype("<u4").tobytes()

@@ -1,0 +1,263 @@
+"""The rows of `eval.jsonl` and `metrics.jsonl`, and the ways in which a row must agree with itself.
+
+Files are edited, cut and damaged. A row that disagrees with itself, or with its checksum, counts as not measured, for
+every reader. Units: lengths in tokens, `nll` in nats a token, `ppl` = exp(nll), `bpb` in bits per byte.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from posx.lab.files import lines
+from posx.lab.files.checksums import CHECKSUM, checksum_problem
+
+Row = dict[str, Any]
+
+#: The version of a row of `eval.jsonl`. Rows of other versions count as not measured.
+ROW_VERSION = 6
+#: The results of a measurement. Only "ok" has numbers.
+STATUSES = ("ok", "oom", "nonfinite", "undefined")
+#: The fields that hold numbers.
+SCORES = ("nll", "ppl", "bpb", "nll_interval", "block_nll", "position_nll")
+#: Stored sums are rounded: those of blocks by this many nats at most, means by position by this many.
+BLOCK_ROUNDING, POSITION_ROUNDING = 0.006, 1e-5
+#: exp(nll) is stored as "inf" from here on, in nats.
+LARGEST_NLL = 700.0
+
+
+def problem_of(row: Mapping[str, Any]) -> str:
+    """Return the first way in which a row of `eval.jsonl` is not whole, "" if there is none."""
+    if (version := row.get("schema_version")) != ROW_VERSION:
+        return f"it is a row of version {version!r}, but this posx reads {ROW_VERSION}"
+    if kinds := [name for name in row if name in _KINDS and not _KINDS[name](row[name])]:
+        return f"{kinds[0]} is {str(row[kinds[0]])[:40]!r}"
+    if missing := [name for name in REQUIRED if name not in row]:
+        return f"it has no {missing[0]}"
+    return next((why for test in _AGREEMENTS for why in test(row)), "") or checksum_problem(row)
+
+
+def problem_of_log(row: Mapping[str, Any]) -> str:
+    """Return the first way in which a row of `metrics.jsonl` is not whole, "" if there is none."""
+    if not all(_is_step(row.get(name)) for name in ("step", "attempt")):
+        return "it has no step and attempt"
+    loss, ppl = number(row.get("loss")), number(row.get("ppl"))
+    if loss is not None and ppl is not None and not _are_close(ppl, wanted := math.exp(min(loss, LARGEST_NLL))):
+        return f"ppl is {ppl:.6g}, but exp(loss) is {wanted:.6g}"
+    return checksum_problem(row)
+
+
+def checked(path: Path, problem: Callable[[Row], str] = problem_of, run: str = "") -> list[tuple[int, Row, str]]:
+    """Return (number of the line, row, its problem) of the lines of a file, of which a whole row has the problem "".
+
+    Args:
+      path: a file of JSON lines. A missing one has no lines.
+      problem: returns why a row is not whole.
+      run: the hash of the run that all rows are of, "" if it is not known.
+
+    Raises:
+      WorkdirError: the file cannot be read.
+    """
+    found = []
+    seen: dict[Any, int] = {}
+    for line, row in lines.numbered(path):
+        if row is None:
+            found.append((line, Row(), "it is cut, or no object of JSON"))
+            continue
+        why, first = problem(row), line
+        if not why and run and row.get("hash", run) != run:
+            why = f"it is of the run {row['hash']}, but config.json is of {run}"
+        if not why and row.get("status", "ok") == "ok":  # a length that ran out of memory may do so again
+            first = seen.setdefault(row[CHECKSUM], line)
+        found.append((line, row, why or (f"it repeats line {first}" if first != line else "")))
+    return found
+
+
+def read(
+    path: Path,
+    notice: Callable[[str], object] = lambda words: None,
+    problem: Callable[[Row], str] = problem_of,
+    run: str = "",
+) -> list[Row]:
+    """Return the whole rows of a file in order. `notice` is called with a line of text for each other row.
+
+    Args:
+      path: `eval.jsonl`, or `metrics.jsonl` with `problem_of_log`. A missing file has no rows.
+      notice: takes "PATH, line N: the problem".
+      problem: returns why a row is not whole.
+      run: the hash of the run that all rows are of, "" if it is not known.
+
+    Raises:
+      WorkdirError: the file cannot be read.
+    """
+    every = checked(path, problem, run)
+    for line, _, why in every:
+        if why:
+            notice(f"{path}, line {line}: {why}")
+    return [row for _, row, why in every if not why]
+
+
+def named(row: Mapping[str, Any]) -> str:
+    """Return a row's protocol and window, as "sliding at 128"."""
+    return f"{row['protocol']} at {row['eval_len']}"
+
+
+def result_of(row: Mapping[str, Any]) -> str:
+    """Return the result of a measurement in words."""
+    ppl = row.get("ppl")
+    return f"ppl {ppl:.3f}" if isinstance(ppl, float) else f"ppl {ppl}" if ppl == "inf" else row.get("status", "ok")
+
+
+def failures(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the rows that failed, in words."""
+    failed = [row for row in rows if row.get("status") in ("oom", "nonfinite")]
+    return [f"{row['run_id']} {named(row)}: {row['status']}" for row in failed]
+
+
+def number(value: Any) -> float | None:
+    """Return a finite float, None for anything else (null, "inf", NaN, a word, a bool)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+
+
+def _status(row: Mapping[str, Any]) -> Iterator[str]:
+    status, scores = row.get("status", "ok"), [name for name in SCORES if row.get(name) is not None]
+    if status not in STATUSES:
+        yield f"status is {str(status)[:40]!r}, not one of {', '.join(STATUSES)}"
+    elif status != "ok" and scores:
+        yield f"status is {status!r}, but it has {scores[0]}"
+    elif status == "ok" and number(row.get("nll")) is None:
+        yield f"status is 'ok', but nll is {str(row.get('nll'))[:40]!r}"
+
+
+def _perplexity(row: Mapping[str, Any]) -> Iterator[str]:
+    nll, ppl = row.get("nll"), row.get("ppl")
+    if nll is None:
+        return
+    wanted = math.exp(nll) if nll < LARGEST_NLL else math.inf
+    agrees = ppl == "inf" if math.isinf(wanted) else number(ppl) is not None and _are_close(ppl, wanted)
+    if not agrees:
+        yield f"ppl is {_short(ppl)}, but exp(nll) is {_short(wanted)}"
+
+
+def _bits(row: Mapping[str, Any]) -> Iterator[str]:
+    """Compare `bpb` with `nll`. Separators are targets that it leaves out: it is then at most the loss of all."""
+    bpb, size, targets = row.get("bpb"), row.get("num_bytes"), row.get("num_targets")
+    if bpb is None or not targets or "num_bytes" not in row:
+        return
+    if not size:
+        yield "it has bpb, but no bytes"
+        return
+    most = row["nll"] * targets / math.log(2) / size
+    if row.get("num_separators"):
+        if not -1e-6 <= bpb <= most * (1 + 1e-6) + 1e-6:
+            yield f"bpb is {bpb:.6g}, but nll over {size:,} bytes gives at most {most:.6g}"
+    elif not _are_close(bpb, most):
+        yield f"bpb is {bpb:.6g}, but nll over {size:,} bytes gives {most:.6g}"
+
+
+def _blocks(row: Mapping[str, Any]) -> Iterator[str]:
+    sums, size, targets = row.get("block_nll"), row.get("block_len"), row.get("num_targets")
+    if sums is None:
+        return
+    if not size or not targets:
+        yield "it has block_nll, but no block_len or num_targets"
+    elif len(sums) != -(-targets // size):
+        yield f"block_nll has {len(sums):,} sums, but {targets:,} targets are {-(-targets // size):,} blocks of {size}"
+    elif abs(sum(sums) - row["nll"] * targets) > BLOCK_ROUNDING * len(sums) + 1e-6 * abs(sum(sums)):
+        yield f"nll is {row['nll']:.6g}, but the mean of block_nll is {sum(sums) / targets:.6g}"
+
+
+def _interval(row: Mapping[str, Any]) -> Iterator[str]:
+    if (ends := row.get("nll_interval")) is not None:
+        middle = sum(ends) / 2
+        if ends[0] > ends[1] or abs(middle - row["nll"]) > 1e-6 * max(1.0, abs(middle)):
+            yield f"nll is {row['nll']:.6g}, but the middle of nll_interval is {middle:.6g}"
+
+
+def _positions(row: Mapping[str, Any]) -> Iterator[str]:
+    edges, nll, counts = (row.get(f"position_{name}") or [] for name in ("edges", "nll", "targets"))
+    if not nll:
+        return
+    if not len(edges) == len(nll) + 1 == len(counts) + 1:
+        yield f"position_nll has {len(nll)} bins, position_edges {len(edges)}, position_targets {len(counts)}"
+    elif sorted(set(edges)) != edges or edges[0] != 0 or edges[-1] != row["eval_len"]:
+        yield f"position_edges go from {edges[0]} to {edges[-1]}, but the window is {row['eval_len']}"
+    elif sum(counts) != row.get("num_targets"):
+        yield f"position_targets are {sum(counts):,}, but num_targets is {row.get('num_targets')}"
+    else:
+        total = sum(
+            number(loss) * n if number(loss) is not None else math.nan for loss, n in zip(nll, counts, strict=True) if n
+        )
+        if not abs(total / sum(counts) - row["nll"]) <= POSITION_ROUNDING + 1e-6 * abs(row["nll"]):
+            yield f"nll is {row['nll']:.6g}, but the mean of position_nll is {total / sum(counts):.6g}"
+
+
+def _counts_agree(row: Mapping[str, Any]) -> Iterator[str]:
+    targets = row.get("num_targets")
+    for name in ("num_separators", "num_stretches"):
+        if targets and (row.get(name) or 0) > targets:
+            yield f"{name} is {row[name]:,}, but num_targets is {targets:,}"
+
+
+#: The ways in which a row agrees with itself: each test yields the disagreements that it finds.
+_AGREEMENTS = (_status, _perplexity, _bits, _blocks, _interval, _positions, _counts_agree)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)[:40]
+
+
+def _are_close(one: Any, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-9)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**60
+
+
+def _is_step(value: Any) -> bool:
+    return value == 0 or _is_count(value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(number(one) is not None for one in value)
+
+
+def _are_texts(values: Any) -> bool:
+    return all(map(_is_text, values))
+
+
+def _or_none(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or test(value)
+
+
+#: The fields that every row has.
+REQUIRED = ("settings", "train_len", "eval_len", "encoding", "protocol")
+#: Tests of the fields of a row. Other fields are tested at their use.
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("train_len", "eval_len"), _is_count),
+    **dict.fromkeys(("encoding", "protocol", "status", "run_id", "hash", "targets"), _is_text),
+    **dict.fromkeys(("data_digest", "data_source", "tokenizer"), _is_text),
+    **dict.fromkeys(("num_targets", "num_windows", "block_len", "num_stretches"), _is_count),
+    **dict.fromkeys(("max_targets", "warm_up", "stride", "anchor"), _is_step),
+    **dict.fromkeys(("step", "seed", "num_documents", "num_separators", "num_bytes"), _or_none(_is_step)),
+    **dict.fromkeys(("nll", "bpb"), _or_none(lambda value: number(value) is not None)),
+    **dict.fromkeys(("block_nll", "position_edges", "position_targets"), _or_none(_are_numbers)),
+    "nll_interval": _or_none(lambda value: _are_numbers(value) and len(value) == 2),
+    "position_nll": _or_none(lambda value: isinstance(value, list)),
+    "own_text": lambda value: isinstance(value, bool),
+    "layers": lambda value: isinstance(value, list) and _are_texts(value),
+    "code": lambda value: isinstance(value, dict) and _are_texts(value.values()),
+    **dict.fromkeys(("settings", "data_settings"), lambda value: isinstance(value, dict)),
+}

@@ -1,0 +1,75 @@
+"""The speed of matrix products that the machine can reach, measured and kept."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from posx.errors import PosxError
+from posx.lab.files import checksums
+from posx.lab.files.atomic import write_json
+from posx.lab.files.rows import number
+from posx.machine.cores import cpu_name, usable_cores
+from posx.machine.platforms import on_cpu
+
+#: The rows and columns of the matrix products whose speed is measured, and their number in one call. An accelerator
+#: needs larger products, and several, or it shows how fast calls begin.
+SIZE, PRODUCTS = 2048, 1
+ACCELERATOR_SIZE, ACCELERATOR_PRODUCTS = 8192, 16
+
+
+def machine_ceiling(folder: Path, dtype: str, max_age: float = math.inf, keep: bool = True) -> float:
+    """Return the FLOP/s of large matrix products on all devices together: the denominator of MFU.
+
+    It is stored once per kind of device and number of cores. On CPUs a product on one device is computed by all cores
+    of the process, however many devices they are split into.
+
+    Args:
+      folder: where the speed is stored.
+      dtype: of the operands.
+      max_age: seconds after which it is measured again, as others may have been at work. The best of all times counts.
+      keep: whether a measurement is stored.
+    """
+    units = jax.process_count() if on_cpu() else jax.device_count()
+    device = cpu_name() if on_cpu() else jax.devices()[0].device_kind  # JAX calls every CPU "cpu"
+    kind = f"{device}-{len(usable_cores())}-{dtype}"
+    path = folder / f"ceiling-{kind}.json".replace(" ", "_").replace("/", "_")
+    known = number(checksums.whole(path).get("flops_per_second")) or 0.0
+    with contextlib.suppress(OSError):
+        if known and time.time() - path.stat().st_mtime < max_age:
+            return units * known
+    measured = max(known, _measure(dtype))
+    with contextlib.suppress(OSError, PosxError):  # a cache that cannot be written only means measuring again
+        if keep:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(path, checksums.with_checksum({"flops_per_second": measured}))
+    return units * measured
+
+
+def _measure(dtype: str) -> float:
+    """Return the best of several products: a ceiling shows the machine, not the others that use it meanwhile."""
+    size, count = (SIZE, PRODUCTS) if on_cpu() else (ACCELERATOR_SIZE, ACCELERATOR_PRODUCTS)
+    a = jnp.ones((size, size), dtype)
+
+    @jax.jit
+    def products(a: jax.Array) -> jax.Array:
+        def product(b: jax.Array) -> jax.Array:
+            return jnp.dot(a, b, preferred_element_type=jnp.float32)
+
+        if count == 1:
+            return product(a)
+        # Each product reads the one before, divided so that numbers stay finite.
+        return jax.lax.fori_loop(0, count, lambda _, b: (product(b) / size).astype(dtype), a)
+
+    products(a).block_until_ready()
+    seconds = []
+    for _ in range(8):
+        start = time.perf_counter()
+        products(a).block_until_ready()
+        seconds.append(time.perf_counter() - start)
+    return count * 2.0 * size**3 / min(seconds)

@@ -1,0 +1,354 @@
+"""The decoder LM, the same for every encoding. The only file that imports Flax.
+
+Modules describe shapes and maths; `Model` splits them once into a plain dict of arrays, and everything outside works
+on that dict with `jax.jit`. Activations run as [b*t, m], see `posx.lab.layers`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from posx.attention import Mask, Slots, attend, known, sharding
+from posx.attention.accelerators import rounded
+from posx.attention.cache import Cache, Layer, advance, empty_layer, remember, revised, tokens_first
+from posx.contract import Dims, Encoding, at_least_float32, tabulated
+from posx.contract.sizes import check_params, named
+from posx.encodings import Spec
+from posx.evaluation.ids import token_ids
+from posx.lab.config.sections import ModelConfig
+from posx.lab.cross_entropy import token_log_probs
+from posx.lab.layers import ACTIVATIONS, dropout, embedded, fold_in, layer_norm, linear, rms_norm
+
+
+class ForwardPass(NamedTuple):
+    """The arguments of one forward pass for every layer."""
+
+    slots: Slots
+    cache: Cache | None
+    executor: str
+
+
+def weight(rngs: nnx.Rngs, shape: tuple[int, ...], std: float) -> nnx.Param:
+    return nnx.Param(std * jax.random.normal(rngs.params(), shape, jnp.float32))
+
+
+def position_arrays(encoding: Encoding, dims: Dims, rngs: nnx.Rngs) -> dict[str, jax.Array]:
+    """Return fresh parameters of an encoding in float32, also if 64-bit types are on."""
+    return {name: array.astype(jnp.float32) for name, array in encoding.init(rngs.position(), dims).items()}
+
+
+class Component(nnx.Module):
+    """A part of the decoder, with products and norms by name, each with a bias where the settings have one."""
+
+    config: ModelConfig
+
+    def add_product(self, name: str, rngs: nnx.Rngs, shape: tuple[int, int], std: float, bias: str = "all") -> None:
+        """Add a matrix; it has a bias if the setting is `bias` or "all"."""
+        setattr(self, name, weight(rngs, shape, std))
+        if self.config.biases in (bias, "all"):
+            setattr(self, f"{name}_bias", nnx.Param(jnp.zeros(shape[1:], jnp.float32)))
+
+    def add_norm(self, name: str, width: int) -> None:
+        setattr(self, name, nnx.Param(jnp.ones((width,), jnp.float32)))
+        if self.config.norm == "layer" and self.config.biases == "all":
+            setattr(self, f"{name}_bias", nnx.Param(jnp.zeros((width,), jnp.float32)))
+
+    def product(self, name: str, x: jax.Array) -> jax.Array:
+        return self._with_bias(name, linear(x, getattr(self, name)[...], self.config.dtype))
+
+    def norm(self, name: str, x: jax.Array) -> jax.Array:
+        function = layer_norm if self.config.norm == "layer" else rms_norm
+        return self._with_bias(name, function(x, getattr(self, name)[...], self.config.norm_eps))
+
+    def _with_bias(self, name: str, x: jax.Array) -> jax.Array:
+        bias = getattr(self, f"{name}_bias", None)
+        return x if bias is None else x + jnp.expand_dims(bias[...], tuple(range(x.ndim - 1)))
+
+
+class Attention(Component):
+    """Projections around `attend`, and this layer's own position parameters."""
+
+    def __init__(self, config: ModelConfig, encoding: Encoding, mask: Mask, dims: Dims, rngs: nnx.Rngs):
+        m, h, g, d = dims.model_dim, dims.num_heads, config.kv_heads, dims.head_dim
+        self.config, self.encoding, self.mask, self.dims = config, encoding, mask, dims
+        for name, heads in (("query", h), ("key", g), ("value", g)):
+            self.add_product(name, rngs, (m, heads * d), m**-0.5, bias="qkv")
+        self.add_product("out", rngs, (h * d, m), (h * d) ** -0.5 / math.sqrt(2 * config.num_layers))
+        if config.qk_norm:
+            self.add_norm("query_norm", d)
+            self.add_norm("key_norm", d)
+        own = {k: v for k, v in position_arrays(encoding, dims, rngs).items() if k not in encoding.shared}
+        self.position = nnx.Param(own) if own else None
+
+    def __call__(self, x: jax.Array, shared: dict[str, Any], call: ForwardPass, layer: Layer | None):
+        t, d, dtype = call.slots.pos.shape[-1], self.dims.head_dim, self.config.dtype
+        b = x.shape[0] // t
+
+        def heads(name: str) -> jax.Array:
+            y = self.product(name, x).reshape(b, t, -1, d)
+            return (self.norm(f"{name}_norm", y) if hasattr(self, f"{name}_norm") else y).astype(dtype)
+
+        q, k, v = heads("query"), heads("key"), heads("value")
+        params = shared | (self.position.get_value() if self.position is not None else {})
+        attention = functools.partial(attend, self.encoding, params, mask=self.mask, executor=call.executor)
+        x = x.reshape(b, t, -1)
+        if layer is None or call.cache is None:
+            o = attention(q, k, v, call.slots, x=x)
+        else:
+            projected = {"query": q, "key": k, "value": v}
+            layer, q, features = remember(self.encoding, params, layer, call.cache, call.slots, x, projected)
+            o = attention(
+                q, tokens_first(layer.k.astype(dtype), b), tokens_first(layer.v.astype(dtype), b), call.slots,
+                Slots(call.cache.pos, call.cache.idx), features=(features, layer.features), cached=True,
+            )  # fmt: skip
+            if self.encoding.revised_by & features.keys():
+                layer = revised(self.encoding, params, layer, features, call.cache, call.slots)
+        return self.product("out", o.reshape(b * t, -1)), layer
+
+
+class Mlp(Component):
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        m, f = config.model_dim, config.hidden_dim
+        self.config = config
+        self.add_product("up", rngs, (m, f), m**-0.5)
+        if config.gated:
+            self.add_product("gate", rngs, (m, f), m**-0.5)
+        self.add_product("down", rngs, (f, m), f**-0.5 / math.sqrt(2 * config.num_layers))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return [n, m] of x [n, m]. The hidden activations, the widest arrays of a layer, are kept in `dtype`."""
+
+        def hidden(name: str) -> jax.Array:
+            return at_least_float32(self.product(name, x).astype(self.config.dtype))
+
+        up, activation = hidden("up"), ACTIVATIONS[self.config.mlp]
+        y = activation(hidden("gate")) * up if self.config.gated else activation(up)
+        return self.product("down", y.astype(self.config.dtype))
+
+
+class DecoderBlock(Component):
+    """Pre-norm attention and MLP, each with a residual connection."""
+
+    def __init__(self, config: ModelConfig, encoding: Encoding, mask: Mask, dims: Dims, rngs: nnx.Rngs):
+        self.config = config
+        self.attention = Attention(config, encoding, mask, dims, rngs)
+        self.mlp = Mlp(config, rngs)
+        for name in ("attention", "mlp"):
+            self.add_norm(f"{name}_norm", dims.model_dim)
+            if config.post_norm:
+                self.add_norm(f"{name}_post_norm", dims.model_dim)
+
+    def __call__(self, x, shared, call: ForwardPass, layer: Layer | None, rng: jax.Array | None):
+        x = sharding.shard(x)
+        y, layer = self.attention(self.norm("attention_norm", x), shared, call, layer)
+        after = x + self._summand("attention", y, fold_in(rng, 0))
+        y = self.mlp(self.norm("mlp_norm", x if self.config.parallel else after))
+        return after + self._summand("mlp", y, fold_in(rng, 1)), layer
+
+    def _summand(self, name: str, y: jax.Array, rng: jax.Array | None) -> jax.Array:
+        y = rounded(y, jnp.dtype(self.config.dtype))
+        y = self.norm(f"{name}_post_norm", y) if self.config.post_norm else y
+        return dropout(y, self.config.dropout, rng)
+
+
+def layer_name(n: int) -> str:
+    """Return the name of layer n in the parameters."""
+    return f"layer_{n:02d}"
+
+
+def shared_name(n: int) -> str:
+    """Return the name of the n-th distinct encoding's shared arrays in the parameters."""
+    return f"encoding_{n}"
+
+
+class Decoder(Component):
+    """Token embeddings, the layers and the final norm; `logits` of what they give."""
+
+    def __init__(self, model: Model, rngs: nnx.Rngs):
+        config, dims = model.config, model.dims
+        self.model, self.config = model, config
+        self.embedding = weight(rngs, (model.vocab_size, dims.model_dim), 0.02)
+        if config.embedding_norm:
+            self.add_norm("embedding_norm", dims.model_dim)
+        each = zip(model.encodings, config.masks, strict=True)
+        layers = [DecoderBlock(config, encoding, mask, dims, rngs) for encoding, mask in each]
+        self.layers = nnx.Dict({layer_name(n): layer for n, layer in enumerate(layers)})
+        self.add_norm("final_norm", dims.model_dim)
+        self.unembedding = None if config.tied else weight(rngs, (dims.model_dim, model.vocab_size), 0.02)
+        shared = {}
+        for n, encoding in enumerate(model.distinct):
+            once = {k: v for k, v in position_arrays(encoding, dims, rngs).items() if k in encoding.shared}
+            if once:
+                shared[shared_name(n)] = nnx.Param(once)
+        self.shared = nnx.Dict(shared)
+
+    def __call__(self, tokens: jax.Array, call: ForwardPass, rng: jax.Array | None):
+        model = self.model
+        for name, given in call.slots._asdict().items():
+            if given is not None:
+                known(name, given, tokens.shape, kinds=("int32", "float32") if name == "pos" else ("int32",))
+        x = embedded(self.embedding[...], tokens) * math.sqrt(model.dims.model_dim)
+        x = self.norm("embedding_norm", x) if self.config.embedding_norm else x
+        shared = {}
+        for n, encoding in enumerate(model.distinct):
+            name = shared_name(n)
+            shared[encoding] = self.shared[name].get_value() if name in self.shared else {}
+            if encoding.acts_on("embed"):
+                by_row = (None, 0, 0 if call.slots.pos.ndim == 2 else None)
+                x = jax.vmap(encoding.embed, in_axes=by_row)(shared[encoding], x, call.slots.pos)
+        x = x.reshape(-1, model.dims.model_dim)
+        x = dropout(x, model.config.dropout, fold_in(rng, len(self.layers)))
+        kept = []
+        for n, block in enumerate(self.layers.values()):
+            layer = None if call.cache is None else call.cache.layers[n]
+            run = functools.partial(
+                block, shared=shared[block.attention.encoding], call=call, layer=layer, rng=fold_in(rng, n)
+            )
+            x, layer = (jax.checkpoint(run) if model.config.remat == "layer" else run)(x)
+            kept.append(layer)
+        return self.norm("final_norm", x).reshape(*tokens.shape, -1), tuple(kept)
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Return logits [b, t, v], float32, of hidden [b, t, m]."""
+        unembedding = self.embedding[...].T if self.unembedding is None else self.unembedding[...]
+        x = hidden.reshape(-1, hidden.shape[-1])
+        return linear(x, unembedding, self.model.config.dtype).reshape(*hidden.shape[:-1], -1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A decoder as a value: sizes and one encoding per layer. Parameters are a plain dict, always passed in."""
+
+    config: ModelConfig
+    encodings: tuple[Encoding, ...]
+    vocab_size: int
+    dims: Dims
+
+    @property
+    def distinct(self) -> tuple[Encoding, ...]:
+        """The encoding values of the layers, each once, in order."""
+        return tuple(dict.fromkeys(self.encodings))
+
+    def init(self, rng: jax.Array) -> dict[str, Any]:
+        """Return fresh parameters.
+
+        Position parameters draw from a random stream of their own, so that models of two encodings start from the same
+        weights everywhere else.
+        """
+        params_rng, position_rng = jax.random.split(rng)
+        decoder = Decoder(self, nnx.Rngs(params=params_rng, position=position_rng))
+        return nnx.to_pure_dict(nnx.split(decoder)[1])
+
+    def abstract(self) -> dict[str, Any]:
+        """Return shapes and types of the parameters."""
+        return jax.eval_shape(lambda: self.init(jax.random.key(0)))
+
+    def __call__(
+        self,
+        params: dict[str, Any],
+        tokens: jax.Array,
+        pos: Any,
+        *,
+        idx: jax.Array | None = None,
+        segment: jax.Array | None = None,
+        dropout_rng: jax.Array | None = None,
+    ) -> jax.Array:
+        """Return logits [b, t, v], float32, of the token after each of tokens [b, t] at positions [t] or [b, t].
+
+        dropout_rng: one key [b] a row, or None for no dropout.
+        """
+        tokens = token_ids(tokens, "[b, t]", vocab_size=self.vocab_size)
+        decoder = self._decoder(params)
+        call = ForwardPass(Slots(pos, idx, segment), None, "auto")
+        return decoder.logits(decoder(tokens, call, dropout_rng)[0])
+
+    def log_probs(
+        self, params: dict[str, Any], tokens: jax.Array, pos: Any, dropout_rng: jax.Array | None, executor: str
+    ) -> jax.Array:
+        """Return log-probabilities [b, t] (nats, float32) of the next tokens in [b, t + 1]; positions [t] or [b, t]."""
+        tokens = token_ids(tokens, "[b, t + 1]", vocab_size=self.vocab_size)
+        decoder = self._decoder(params)
+        hidden, _ = decoder(tokens[:, :-1], ForwardPass(Slots(pos), None, executor), dropout_rng)
+        return token_log_probs(decoder.logits, hidden, tokens[:, 1:], self.vocab_size)
+
+    def cached(
+        self, params: dict[str, Any], tokens: jax.Array, pos: jax.Array, idx: jax.Array, cache: Cache
+    ) -> tuple[jax.Array, Cache]:
+        """Return logits [b, t, v] of the tokens after each of tokens [b, t], and the cache with these appended.
+
+        pos and idx are int32, [t] or [b, t]. idx counts from the first token of each row and is -1 for padding, which
+        is allowed before that token alone. Raises ConfigError if idx is known to be otherwise, or if the cache has too
+        few free slots. Under `jit` neither is known, and all logits are NaN from then on.
+        """
+        tokens = token_ids(tokens, "[b, t]", vocab_size=self.vocab_size)
+        pos, idx = (jnp.broadcast_to(known(n, x, tokens.shape), tokens.shape) for n, x in (("pos", pos), ("idx", idx)))
+        cache = advance(cache, pos, idx)
+        decoder = self._decoder(params)
+        hidden, layers = decoder(tokens, ForwardPass(Slots(pos, idx), cache, "auto"), None)
+        return cache.or_nan(decoder.logits(hidden)), cache._replace(layers=layers)
+
+    def empty_cache(self, batch_size: int, capacity: int) -> Cache:
+        """Return an empty cache of `capacity` slots; features have the shapes that each encoding gives them."""
+        sizes = self.dims, self.config.dtype, (batch_size, capacity)
+        layers = (empty_layer(encoding, *sizes) for encoding in self.encodings)
+        pos = np.zeros((batch_size, capacity), np.int32)
+        empty = jax.tree.map(lambda slot: np.zeros(slot.shape, slot.dtype), tuple(layers))
+        return Cache(empty, pos, np.full_like(pos, -1), np.zeros((), np.int32))
+
+    def at_length(self, length: int) -> Model:
+        """Return the model for the same weights, with every encoding set for windows of `length` tokens."""
+        return dataclasses.replace(self, encodings=tuple(e.at_length(length) for e in self.encodings))
+
+    def tabulated(
+        self, params: dict[str, Any], length: int, encodings: tuple[Encoding, ...] = ()
+    ) -> tuple[Model, dict[str, Any]]:
+        """Return the model and parameters for decoding up to `length` tokens, with tables of what depends on position.
+
+        The model depends on `length` alone. Programs compiled for it serve all texts of at most `length` tokens.
+
+        Args:
+          params: those of this model.
+          length: tokens.
+          encodings: the encodings of the layers as `at_length` set them for a text; () for those of this model.
+        """
+        self._decoder(params)  # refuses those of another model
+        layers, shared, tables = dict(params["layers"]), dict(params.get("shared", {})), []
+        for n, (own_encoding, encoding) in enumerate(zip(self.encodings, encodings or self.encodings, strict=True)):
+            name, key = layer_name(n), shared_name(self.distinct.index(own_encoding))
+            attention, once = layers[name]["attention"], params.get("shared", {}).get(key, {})
+            table, arrays = tabulated(encoding, attention.get("position", {}) | once, length)
+            tables.append(table)
+            own = {name: array for name, array in arrays.items() if name not in table.shared}
+            shared |= {key: {name: arrays[name] for name in table.shared}} if table.shared else {}
+            layers[name] = layers[name] | {"attention": attention | ({"position": own} if own else {})}
+        model = dataclasses.replace(self, encodings=tuple(tables))
+        if len(model.distinct) < len(self.distinct):  # two tables would share one set of arrays
+            return dataclasses.replace(self, encodings=encodings or self.encodings), params
+        return model, params | {"layers": layers} | ({"shared": shared} if shared else {})
+
+    @property
+    def max_position(self) -> int | None:
+        """The last position all layers are defined for, None for no limit."""
+        return min((e.max_position for e in self.encodings if e.max_position is not None), default=None)
+
+    def _decoder(self, params: dict[str, Any]) -> Decoder:
+        """Return the modules with `params` in them. Raises ConfigError for other names or shapes than this model's."""
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):  # Flax would cut parameters over one
+            graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(self, nnx.Rngs(params=0, position=0))))
+        remedy = "Give the parameters that Model.init or posx.load returned for this model."
+        check_params("this model", named(params), named(nnx.to_pure_dict(state)), remedy)
+        # Both trees sort their keys alike, so leaves of the same names correspond one to one.
+        return nnx.merge(graph, jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(params)))
+
+
+def make_model(config: ModelConfig, encoding: Spec, vocab_size: int, train_len: int) -> Model:
+    """Make a model with every encoding resolved. Raises ConfigError for sizes or specs that do not fit."""
+    return Model(config, config.encodings(encoding, train_len), vocab_size, config.dims(train_len))

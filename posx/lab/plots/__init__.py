@@ -1,0 +1,182 @@
+"""Figures and tables from stored rows (`posx plot`). Only "encodings" computes with JAX; the rest reads files."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import pathlib
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+# Matplotlib cannot be imported if MPLBACKEND names a backend that is not installed. Jupyter sets it for the commands
+# that a notebook starts. posx draws without a backend, and leaves a usable choice of the user as it is.
+if "matplotlib" not in sys.modules:
+    _asked = os.environ.pop("MPLBACKEND", "")
+    import matplotlib
+
+    if _asked:
+        os.environ["MPLBACKEND"] = _asked
+        with contextlib.suppress(ValueError):
+            matplotlib.rcParams["backend"] = _asked
+
+from posx.errors import ConfigError, WorkdirError, nearest
+from posx.evaluation.protocols import Nonoverlapping, Sliding
+from posx.lab.files.atomic import disk_errors, write_bytes
+from posx.lab.plots import curves, look
+from posx.lab.plots.formats import FORMATS
+from posx.lab.plots.groups import Panel, panels
+from posx.lab.plots.points import read_training
+from posx.lab.plots.rows import PER_POSITION, PROTOCOLS, Row, diverged, read_rows, unfinished
+from posx.lab.plots.tables import as_markdown, is_table, table, tables
+from posx.lab.runs.folder import RunFolder, typed_path
+from posx.lazy import modules_of
+from posx.notices import say
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["FORMS", "WHAT", "draw_again", "is_table", "picture", "plot", "read_rows", "table", "table_as"]
+
+__getattr__ = modules_of(__name__)
+
+FORMS = ("markdown", *FORMATS)
+WHAT = ("all", *curves.DRAW, "training", "encodings")
+#: The endings that `_figures` gives, of today's rows and of rows that are gone.
+_SUFFIX = rf"(-lengths)?(-L\d+)?(-({'|'.join(PROTOCOLS)}))?(-s\d+)?"
+
+
+def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
+    """Draw a run's or a sweep's figures as PNG and SVG into `workdir/figures` and return their paths.
+
+    "all" draws every figure that the stored rows allow and writes their table to `workdir/table.md`. "encodings"
+    needs no rows and is drawn only when asked for: the encodings of the runs as trained, or a few well-known ones.
+    Figures whose rows are gone are removed. Raises WorkdirError if there are no rows to draw or if the folder cannot be
+    written, OutOfMemoryError if the disk is full.
+    """
+    if what not in WHAT:
+        raise ConfigError(f"{what!r} cannot be plotted. {nearest(what, WHAT)}The figures are: {', '.join(WHAT)}.")
+    folder = pathlib.Path(workdir)
+    if what == "encodings":
+        from posx.lab.plots import effects, pictures
+
+        subjects = effects.encodings_of(folder) or effects.catalogue()
+        return _save(lambda: pictures.encodings(subjects), folder / "figures", what)
+    stored = read_rows(folder)
+    kinds = WHAT[1:-1] if what == "all" else (what,)
+    figures = _figures(folder, stored, kinds)
+    written = [path for name, draw in figures.items() for path in _save(draw, folder / "figures", name)]
+    measure = f"posx evaluate --workdir {shlex.quote(typed_path(folder))}"
+    if not written:
+        wanted = "rows" if what == "all" else f"rows for {what!r}"
+        how = f"Measure its runs with {measure}{' --protocol per_position' if what == PER_POSITION else ''}"
+        raise WorkdirError(
+            f"work folder {str(folder)!r} holds no {wanted} to plot: no usable line in "
+            f"{'metrics.jsonl' if what == 'training' else 'eval.jsonl'} here or in its sub-folders. "
+            + ("Train a run there first" if what == "training" else how)
+        )
+    for path in set(_drawn(folder, kinds)) - set(written):
+        with disk_errors(path):
+            path.unlink()
+    if what == "all" and not _write_table(folder, stored):
+        say(
+            f"notice: no run in {folder} has a perplexity yet, so there is no table.md. Evaluate the runs with "
+            f"{measure}"
+        )
+    return written
+
+
+def draw_again(folder: pathlib.Path) -> None:
+    """Draw the figures and the table of a run's or a sweep's folder again, from its present rows.
+
+    posx knows its figures by their names and by an SVG beside each PNG, its table by its head.
+    """
+    drawn = _drawn(folder, WHAT[1:-1])
+    if any(path.suffix == ".png" and path.with_suffix(".svg") in drawn for path in drawn):
+        plot(folder)
+    elif is_table(folder / "table.md"):
+        _write_table(folder, read_rows(folder))
+
+
+def picture(
+    name: str, encoding: Any, dims: Any, figures: pathlib.Path, run: RunFolder | None = None
+) -> list[pathlib.Path]:
+    """Draw one encoding into `figures`, as trained in `run`, else as initialised for `dims`. Return the paths."""
+    from posx.lab.plots import effects, pictures
+
+    trained = [one for one in (effects.of_run(run, run.path.name) if run else []) if one.encoding == encoding]
+    subject = dataclasses.replace(trained[0], name=name) if trained else effects.initial(name, encoding, dims)
+    file = "encoding-" + re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:60]
+    return _save(lambda: pictures.encodings([subject]), figures, file)
+
+
+def table_as(workdir: str | pathlib.Path, form: str) -> str:
+    """Return the tables of the runs in a folder as Markdown, CSV, JSON or LaTeX.
+
+    Raises:
+      ConfigError: the format is unknown.
+      WorkdirError: no run there has a perplexity.
+    """
+    if form not in FORMS:
+        raise ConfigError(f"--format={form} is unknown. {nearest(form, FORMS)}The formats are: {', '.join(FORMS)}.")
+    folder = pathlib.Path(workdir)
+    stored = read_rows(folder)
+    made = tables(stored, unfinished(folder, stored))
+    if not made:
+        measure = f"posx evaluate --workdir {shlex.quote(typed_path(folder))}"
+        raise WorkdirError(f"no run in {folder} has a perplexity yet, so there is no table. Measure with {measure}")
+    return FORMATS[form](made) if form in FORMATS else as_markdown(made) + "\n"
+
+
+def _write_table(folder: pathlib.Path, stored: Sequence[Row]) -> bool:
+    """Write `folder/table.md`, or remove an earlier table if there are no rows for it. Tell whether it is there."""
+    path, text = folder / "table.md", table(stored, unfinished(folder, stored))
+    with disk_errors(path):
+        if text:
+            write_bytes(path, (text + "\n").encode())
+        elif is_table(path):
+            path.unlink()
+    return bool(text)
+
+
+def _drawn(folder: pathlib.Path, kinds: Iterable[str]) -> list[pathlib.Path]:
+    """Return the files in `folder/figures` whose names only posx gives to figures of `kinds`."""
+    own = re.compile(rf"({'|'.join(kinds)}){_SUFFIX}\.(png|svg)")
+    return [path for path in (folder / "figures").glob("*") if own.fullmatch(path.name)]
+
+
+def _figures(folder: pathlib.Path, stored: Sequence[Row], kinds: Iterable[str]) -> dict[str, Callable[[], Figure]]:
+    """Return {name: function that draws it} of the figures of `kinds` that the rows allow."""
+    found: dict[str, Callable[[], Figure]] = {}
+    split = panels(stored, unfinished(folder, stored))
+    for kind in kinds:
+        if kind == "training":
+            if runs := read_training(folder, stored):
+                found[kind] = functools.partial(curves.training, runs, diverged(stored))
+            continue
+        own = [panel for panel in split if (panel.protocol == PER_POSITION) == (kind == PER_POSITION)]
+        several = len({panel.train_len for panel in own}) > 1
+        for panel in own:
+            name = kind + (f"-L{panel.train_len}" if several else "") + _rule(panel)
+            found[name] = functools.partial(curves.DRAW[kind], panel)
+        for rule in dict.fromkeys(map(_rule, own)) if kind == "extrapolation" else ():
+            if len(alike := [panel for panel in own if _rule(panel) == rule]) > 1:
+                found[f"{kind}-lengths{rule}"] = functools.partial(curves.across, alike)
+    return found
+
+
+def _rule(panel: Panel) -> str:
+    """Return the end of a figure's name, "" or such as "-sliding-s16", whatever other protocols the folder has."""
+    strides = {row.get("stride") for row in panel.rows} if panel.protocol == Sliding.name else {panel.stride}
+    name = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in panel.protocol)[:40]
+    plain = panel.protocol in (Nonoverlapping.name, PER_POSITION)
+    return ("" if plain else f"-{name}") + "".join(f"-s{n}" for n in strides if n is not None and len(strides) == 1)
+
+
+def _save(draw: Callable[[], Figure], figures: pathlib.Path, name: str) -> list[pathlib.Path]:
+    with look.style(), disk_errors(figures):
+        return look.save(draw(), figures, name)

@@ -1,0 +1,233 @@
+"""The words of figures and tables: what was scored, what bars and bands are, warnings, failures, omissions."""
+
+import shlex
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from posx.evaluation.statistics import targets_key
+from posx.lab.plots import look, rows
+from posx.lab.plots.groups import Curve, Panel, Point, common_settings, settings_by_length
+from posx.lab.runs.targets import anchor_of
+
+_MOST_NAMES = 4
+
+
+def facts(panels: Sequence[Panel]) -> list[str]:
+    """Return the subtitle: the protocol and the scored targets, then the training length, seeds and text."""
+    panel_rows, protocol = [row for panel in panels for row in panel.rows], panels[0].protocol
+    first = rows.PROTOCOLS.get(protocol, look.shown(protocol))
+    if protocol == rows.PER_POSITION:
+        first += f", windows of {_range({row['eval_len'] for row in panel_rows})} tokens"
+    if strides := _numbers([row for row in panel_rows if row.get("stride") != row["eval_len"]], "stride"):
+        first += f", stride {_range(strides)}"
+    if targets := _numbers(panel_rows, "num_targets"):
+        first += f" · {_range(targets)} targets scored per " + ("run" if protocol == rows.PER_POSITION else "length")
+    if documents := _numbers(panel_rows, "num_documents"):
+        stretches = _numbers(panel_rows, "num_stretches")
+        first += f", {_range(stretches)} stretches of" if max(stretches, default=0) > 1 else " of"
+        first += f" {_range(documents)} document{'s' if max(documents) > 1 else ''}"
+    seeds = {len(curve.runs) for panel in panels for curve in panel.curves} or {0}
+    lengths = ", ".join(f"{panel.train_len}" for panel in panels)
+    second = f"trained at L = {lengths} · {_range(seeds)} seed{'s' if seeds != {1} else ''}"
+    for key, word in (("tokenizer", "tokenizer"), ("data_digest", "text")):
+        names = sorted({str(row[key]) for row in panel_rows if row.get(key)})
+        if names:
+            names = [name[:12] if key == "data_digest" else look.shown(name, 40) for name in names]
+            second += f" · {word} " + ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
+    return [first[0].upper() + first[1:], second[0].upper() + second[1:]]
+
+
+def spreads(curves: Sequence[Curve], interval: str) -> list[str]:
+    """Return a subtitle line on the band, dots and bars of a figure. `interval` names the bars, "" for many points."""
+    seeds = f"Line: mean over seeds, band: lowest to highest{', dots: each' if interval else ''}"
+    parts = [seeds] if any(curve.seeds[1] > 1 for curve in curves) else []
+    points = [("", point) for curve in curves for point in curve.points]
+    if interval:
+        parts += [f"Bars: {interval}"] if any(point.interval for _, point in points) else []
+        parts += no_intervals(points)
+    return [" · ".join(parts)] if parts else []
+
+
+def no_intervals(points: Sequence[tuple[str, Point]]) -> list[str]:
+    """Return the reasons why points have no interval, each with the names of its points if others have one."""
+    said = _by((point.no_interval, name) for name, point in points if point.no_interval)
+    if any(point.interval for _, point in points):
+        return [f"No interval for {listed(names, 'cells')}: {why}" for why, names in said.items() if names != [""]]
+    return [f"No intervals: {', '.join(said)}"] if said else []
+
+
+def mixture(panel_rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a warning if numbers of different texts, tokenizers or targets are compared, else an empty string."""
+    for key, word in (("data_digest", f"corpora{other_tokens(panel_rows)}"), ("tokenizer", "tokenizers")):
+        if len({str(row[key]) for row in panel_rows if row.get(key)}) > 1:
+            return f"different {word}: not comparable"
+    scored = [row for row in panel_rows if row.get("status") not in ("diverged", "apart")]
+    # Losses per position in windows of other lengths are on other targets, which a note says.
+    windows = {row["eval_len"] if row["protocol"] == rows.PER_POSITION else None for row in scored}
+    if len({targets_key(row) for row in scored}) > len(windows):
+        return "scored on different targets: evaluate all runs again to compare them"
+    return ""
+
+
+def other_tokens(panel_rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return that rows of other digests may be of one text by other tokenizers of one name, "" if all are of bytes."""
+    return "" if {row.get("tokenizer") for row in panel_rows} <= {"bytes", None} else ", or tokenizers of one name"
+
+
+def notes(panels: Sequence[Panel], points: Sequence[Curve], unit: str = "") -> list[str]:
+    """Return the lines under the axes: settings, failures, omissions, and runs that are not finished.
+
+    points: the curves with their points, whose failures and missing runs are listed, at abscissas after `unit`.
+    """
+    curves, stored = [one for panel in panels for one in panel.curves], [row for one in panels for row in one.rows]
+    on_axes = ("train.length", *settings_by_length([curve.runs[0] for curve in curves])) if panels[1:] else ()
+    return [
+        *_unlike_windows(curves if panels[0].protocol == rows.PER_POSITION else ()),
+        *unless_named(curves, on_axes),
+        *_failures(points, unit),
+        *fewer_runs(points, unit),
+        *left_out([run for panel in panels for run in panel.runs], [panels[0].protocol]),
+        *_apart(stored),
+        *before_the_end(stored),
+        *precisions(stored),
+        *without_results(panels[0].missing),
+        *tokens_per_step(curves),
+    ]
+
+
+def _unlike_windows(curves: Iterable[Curve]) -> list[str]:
+    """Return lines on curves of losses in shorter windows, which are scored on other targets than the longest."""
+    said = _by((max(row["eval_len"] for row in curve.rows), curve.label) for curve in curves)
+    longest = max(said, default=0)
+    return [
+        f"In windows of {length:,} tokens, so on other targets at these positions than in those of {longest:,}: "
+        f"{listed(said[length], 'curves')}"
+        for length in sorted(said.keys() - {longest})
+    ]
+
+
+def unless_named(curves: Sequence[Curve], on_axes: Collection[str] = ()) -> list[str]:
+    """Return a line on the settings that most curves share, so that only the labels of the others name them."""
+    common = common_settings([curve.runs[0] for curve in curves], on_axes)
+    parts = [f"{name.rpartition('.')[2]}={value}" for name, value in common.items()]
+    return [f"If a label does not say otherwise: {', '.join(parts)}"] if parts else []
+
+
+def _failures(curves: Sequence[Curve], unit: str) -> list[str]:
+    """Return a line per curve and kind of failure: the lengths, and the number of runs if others succeeded."""
+    lines = []
+    for curve in curves:
+        for kind in [kind for kind in rows.FAILED if kind != "diverged"]:  # these runs are named with their step
+            if points := [point for point in curve.points if kind in point.failures]:
+                shares = [(point.failures.count(kind), len(point.values) + len(point.failures)) for point in points]
+                of = [f" ({failed} of {runs} runs)" if failed < runs else "" for failed, runs in shares]
+                places = [look.length_name(point.x) + share for point, share in zip(points, of, strict=True)]
+                lines.append(f"{look.shown(curve.label)}: {rows.FAILED[kind]} at {unit}{_places(places)}")
+    return _first(lines, 8, "failures (see the table)")
+
+
+def fewer_runs(curves: Sequence[Curve], unit: str) -> list[str]:
+    """Return lines on lengths at which only some runs of a curve were measured, so that its mean may jump."""
+    lines = []
+    for curve in curves:
+        runs = [len(point.values) + len(point.failures) for point in curve.points]
+        for few in sorted(set(runs) - {0, max(runs, default=0)}):
+            names = [look.length_name(point.x) for point, n in zip(curve.points, runs, strict=True) if n == few]
+            lines.append(f"{look.shown(curve.label)}: {few} of {max(runs)} runs measured at {unit}{_places(names)}")
+    return _first(lines, 6, "curves of fewer runs at some lengths")
+
+
+def left_out(runs: Iterable[rows.Run], protocols: Collection[str]) -> list[str]:
+    """Return lines on rows that are not shown, and why. Runs with the same reason share a line."""
+    omitted = [(run.path, omission) for run in runs for omission in run.left_out]
+    said = _by((words, path) for path, (protocol, words) in omitted if protocol in protocols)
+    return [f"{listed(paths, 'runs')}{', each' if len(paths) > 1 else ''}: {words}" for words, paths in said.items()]
+
+
+def _apart(stored: Sequence[rows.Row]) -> list[str]:
+    """Return the command that scores all runs on the same targets, if some rows have the status "apart"."""
+    values = [row for row in stored if rows.perplexity(row) is not None]
+    if not values or all(row.get("status") != "apart" for row in stored):
+        return []
+    lengths = sorted({n for row in stored for n in (row["eval_len"], anchor_of(row), row.run.longest) if n})
+    most, protocol, strides = values[0].get("max_targets"), stored[0]["protocol"], _numbers(values, "stride")
+    words = f"--protocol {protocol} --lengths {','.join(map(str, lengths))}"
+    words += f" --num_targets {max(most, lengths[-1]) if most else 0}"
+    words += "".join(f" --stride {n}" for n in strides - {values[0]["eval_len"]} if len(strides) == 1)
+    return [f"To compare all runs: posx evaluate --workdir {shlex.quote(stored[0].run.workdir or 'FOLDER')} {words}"]
+
+
+def before_the_end(stored: Iterable[rows.Row]) -> list[str]:
+    """Return lines on runs that were measured before the end of training, and on those that ended with NaN."""
+    early, ended = [], []
+    for run, row in {row.run: row for row in stored}.items():
+        step, steps, name = row.get("step"), run.settings.get("train.steps"), look.shown(run.path)
+        if row.get("status") == "diverged":
+            ended.append(f"{name} at step {step:,}")
+        elif isinstance(step, int) and isinstance(steps, int) and step < steps:
+            early.append(f"{name} (step {step:,} of {steps:,})")
+    said = {"Measured before the end of training": early, "Training ended with NaN": ended}
+    return [f"{words}: {listed(names, 'runs')}" for words, names in said.items() if names]
+
+
+def precisions(stored: Iterable[rows.Row]) -> list[str]:
+    """Return the precisions of float32 products if rows were evaluated in different ones. CPUs have the highest alone.
+
+    Rows that do not name theirs were evaluated in the device's own, the default.
+    """
+    measured = [row for row in stored if (row.get("env") or {}).get("device")]
+    said = _by(
+        ("highest" if row["env"]["device"] == "cpu" else row.get("precision", "default"), row.run.path)
+        for row in measured
+    )
+    parts = [f"{precision} ({listed(names, 'runs')})" for precision, names in sorted(said.items())]
+    return [f"Evaluated in different precisions of float32 products: {', '.join(parts)}"] if len(parts) > 1 else []
+
+
+def without_results(missing: Mapping[str, str]) -> list[str]:
+    """Return lines on runs without a row: those that failed, and why, and those that may still come."""
+    said = _by((why, name) for name, why in sorted(missing.items(), key=lambda pair: not pair[1]))
+    runs = {why: listed(names, "runs") for why, names in said.items()}
+    lines = [f"{of} failed: {look.shown(why)}" if why else f"No results yet: {of}" for why, of in runs.items()]
+    return _first(lines, 8, "reasons why runs have no results")
+
+
+def tokens_per_step(curves: Sequence[Curve]) -> list[str]:
+    """Return the tokens of training text per step if curves differ in them, which makes a comparison unfair."""
+    runs = [(curve.label, curve.runs[0]) for curve in curves]
+    several = len({run.train_len for _, run in runs}) > 1
+    batches = [(name, run.train_len, run.settings.get("train.batch_size")) for name, run in runs]
+    said = _by((batch * n, f"L = {n}" if several else name) for name, n, batch in batches if isinstance(batch, int))
+    parts = [f"{tokens:,} ({listed(names, 'curves')})" for tokens, names in sorted(said.items())]
+    return [f"Tokens per training step differ: {', '.join(parts)}"] if len(parts) > 1 else []
+
+
+def listed(names: Sequence[str], word: str = "") -> str:
+    """Join names, with semicolons if a name holds a comma; only a few of many, if there is a `word` for the others."""
+    few = [look.shown(name) for name in (names[:_MOST_NAMES] if word else names)]
+    more = f" and {len(names) - len(few)} more {word}" if len(names) > len(few) else ""
+    return ("; " if any(", " in name for name in few) else ", ").join(few) + more
+
+
+def _numbers(panel_rows: Sequence[Mapping[str, Any]], key: str) -> set[int]:
+    return {row[key] for row in panel_rows if row.get(key) is not None}
+
+
+def _range(values: Collection[int]) -> str:
+    return f"{min(values):,}" if len(values) == 1 else f"{min(values):,} to {max(values):,}"
+
+
+def _by(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
+    """Return {statement: the names that it is about, each once}."""
+    found: dict[Any, dict[str, None]] = {}
+    for said, name in pairs:
+        found.setdefault(said, {})[name] = None
+    return {said: list(names) for said, names in found.items()}
+
+
+def _first(lines: list[str], most: int, rest: str) -> list[str]:
+    return lines if len(lines) <= most else [*lines[: most - 1], f"and {len(lines) - most + 1} more {rest}"]
+
+
+def _places(names: list[str]) -> str:
+    return ", ".join([*names[:3], f"… {names[-1]} ({len(names)} places)"] if len(names) > 6 else names)

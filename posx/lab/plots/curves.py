@@ -1,0 +1,339 @@
+"""Figures from stored rows: perplexity and R_k against length, loss against position, training loss.
+
+Figures are returned unsaved. Lengths and positions are in tokens, losses in nats per token.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
+
+from posx.lab.plots import captions, look, points
+from posx.lab.plots.groups import Curve, Panel, Point, curves_of_runs, labels, settings_by_length
+from posx.lab.plots.palette import Look
+from posx.lab.plots.rows import FAILED, Run, perplexity
+
+FAILURE_MARKS = {"undefined": "o", "nonfinite": "*", "oom": "x", "diverged": "d", "apart": "+"}
+LANE = 0.037  # of the axes' height
+_RUNAWAY = 1e30  # above every axis; matplotlib's own arithmetic overflows somewhere beyond
+_APART = 0.14  # of the axes' diagonal, between the markers on a line of many points
+_EVEN = [1, 2, 2.5, 5, 10]  # steps between ticks
+_COLUMNS = 4  # of the figure across training lengths
+# Its looks are darker with the length; markers and dashes too, of other counts, so that many lengths differ.
+_SHADES = ("#A79FE0", "#6F60C4", "#44329A", "#1B1050")
+_MARKERS = ("o", "s", "^", "D", "v")
+_DASHES: tuple[Any, ...] = ("-", (0.0, (5.0, 2.0)), (0.0, (1.5, 1.5)))
+
+
+def _line_style(of: Look) -> dict[str, Any]:
+    """Return matplotlib's settings of a line with this look, in the axes and in the legend."""
+    edge = {"markeredgecolor": "white", "markeredgewidth": 0.5}
+    return {"color": of.color, "linestyle": of.dashes, "marker": of.marker} | edge
+
+
+def _sparse(turn: int) -> tuple[float, float]:
+    """Return `markevery` for a line of many points: even steps, from another start for each curve so that none hide."""
+    return (0.4 * turn % 1) * _APART, _APART
+
+
+def _draw(ax: Axes, curve: Curve, bars: bool = True, turn: int | None = None) -> None:
+    """Draw the mean with its gaps and bars for its intervals; for several runs a dot each, and a band over them.
+
+    turn: the number of a curve with so many points that only some get a marker, and runs get no dots.
+    """
+    x, color = [point.x for point in curve.points], curve.look.color
+    mean, low, high = (
+        np.minimum([getattr(point, name) for point in curve.points], _RUNAWAY) for name in ("mean", "low", "high")
+    )
+    ax.plot(x, mean, **_line_style(curve.look), markevery=None if turn is None else _sparse(turn), zorder=3)
+    several = [len(point.values) > 1 for point in curve.points]
+    if any(several):
+        ax.fill_between(x, low, high, where=several, color=color, alpha=0.22, linewidth=0, zorder=2)
+        if turn is None:
+            dots = [(point.x, value) for point in curve.points if len(point.values) > 1 for value in point.values]
+            places, values = np.minimum(np.array(dots).T, _RUNAWAY)
+            ax.plot(places, values, ".", markersize=4.5, markeredgewidth=0, color=color, zorder=2.6)
+    if ends := [(point.x, *point.interval) for point in curve.points if bars and point.interval]:
+        places, low, high = np.minimum(np.array(ends).T, _RUNAWAY)
+        ax.vlines(places, low, high, color=color, linewidth=1.2, zorder=2.5)
+
+
+def _mark_failures(ax: Axes, curves: Sequence[Curve]) -> int:
+    """Draw a lane above the axes for every curve that failed somewhere. Return the number of lanes."""
+    lanes = [curve for curve in curves if any(point.failures for point in curve.points)]
+    for level, curve in enumerate(lanes):
+        style: dict[str, Any] = {"linestyle": "", "transform": ax.get_xaxis_transform(), "clip_on": False}
+        style |= {"markersize": 5.5, "markerfacecolor": "none", "markeredgecolor": curve.look.color}
+        for x, kind in [(point.x, kind) for point in curve.points for kind in sorted(set(point.failures))]:
+            ax.plot([x], [1.03 + LANE * level], marker=FAILURE_MARKS[kind], **style)
+    return len(lanes)
+
+
+def _mark(kind: str, *at: float, color: str = "#555555") -> Line2D:
+    """Return a failure mark at a point, or for a legend."""
+    x, y = ([place] for place in at) if at else ([], [])
+    style: dict[str, Any] = {"linestyle": "", "markerfacecolor": "none", "markersize": 8, "zorder": 5}
+    return Line2D(x, y, color=color, marker=FAILURE_MARKS[kind], **style)
+
+
+def _legend(made: Figure, panel: Panel, curves: Sequence[Curve], right: float) -> None:
+    """Draw the legend: curves by name, with their number of seeds if others have more, then failure marks in use."""
+    seeds = max((len(curve.runs) for curve in panel.curves), default=0)
+    curves = sorted(curves, key=lambda curve: curve.label)
+    handles, texts = [Line2D([], [], **_line_style(curve.look)) for curve in curves], list[str]()
+    for curve in curves:
+        few, many = curve.seeds
+        n = " (no value)" if not many else f" (n = {few})" if few == many else f" (n = {few} to {many})"
+        texts.append(look.wrapped(curve.label) + (n if (few, many) != (seeds, seeds) or not many else ""))
+    for kind in FAILURE_MARKS:
+        if any(kind in point.failures for curve in curves for point in curve.points):
+            handles.append(_mark(kind))
+            texts.append(FAILED[kind])
+    look.legend(made, handles, texts, right + 0.015, 0.985)
+
+
+def _extent(curves: Sequence[Curve]) -> list[float]:
+    """Return every finite value that the curves' lines, bands and bars reach."""
+    drawn = [point for curve in curves for point in curve.points]
+    ends = [value for point in drawn for value in (point.low, point.high, *(point.interval or ()))]
+    return list(filter(math.isfinite, ends))
+
+
+def _off_frame(curves: Iterable[Curve], top: float) -> list[str]:
+    """Return a line on the curves that have a value above the `top` of the frame."""
+    left = [curve.label for curve in curves if any(point.high > top for point in curve.points)]
+    return [f"Leaves the frame at its top: {captions.listed(left)}"] if left else []
+
+
+def _words(
+    made: Figure, title: str, panels: Sequence[Panel], curves: Sequence[Curve], interval: str = "", lanes: int = 0,
+    unit: str = "", more: Iterable[str] = (),
+) -> None:  # fmt: skip
+    """Write the text over and under the axes.
+
+    interval: the meaning of the bars, "" for curves of many points. lanes: of failure marks, which stay free.
+    unit: before abscissas in notes. more: the last notes.
+    """
+    lines = [*captions.facts(panels), *captions.spreads(curves, interval)]
+    warning = captions.mixture([row for panel in panels for row in panel.rows])
+    look.headings(made, title, lines, warning, LANE * lanes)
+    look.notes(made, [*captions.notes(panels, curves, unit), *more])
+
+
+def _axes(made: Figure, count: int, wspace: float = 0.24) -> list[Axes]:
+    """Return one or two axes side by side, with a place for the legend at their right."""
+    left, right = (look.MARGIN, 0.80) if count > 1 else (look.MARGIN + 0.02, 0.76)
+    place = {"left": left, "right": right, "top": 0.98, "bottom": 0.13, "wspace": wspace}
+    return list(made.subplots(1, count, squeeze=False, gridspec_kw=place)[0])
+
+
+def _nothing(ax: Axes, text: str) -> None:
+    ax.yaxis.set_major_locator(NullLocator())
+    ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", color="#777777")
+
+
+def _bits_axis(ax: Axes, panel: Panel) -> None:
+    """Draw an axis of bits per byte, if all rows have as many bytes a token and few targets that are separators."""
+    scored = [row for row in panel.rows if perplexity(row) is not None]
+    known = all(row.get("num_bytes") and row.get("num_targets") and points.nearly_all_text(row) for row in scored)
+    sizes = {row["num_bytes"] / row["num_targets"] for row in scored} if known else set()
+    if len(sizes) != 1:
+        return
+    factor = math.log(2) * sizes.pop()
+    right = ax.secondary_yaxis(
+        "right", functions=(lambda ppl: np.log(np.maximum(ppl, 1e-9)) / factor, lambda bits: np.exp(factor * bits))
+    )
+    right.yaxis.set_major_locator(MaxNLocator(6, steps=_EVEN))
+    right.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    right.yaxis.set_minor_locator(NullLocator())
+    right.set_ylabel("bits per byte")
+
+
+def extrapolation(panel: Panel) -> Figure:
+    """Draw perplexity against evaluation length, in full and in a close view of [0.9, 1.5] times the best at L."""
+    curves = points.perplexity_curves(panel)
+    several = sum(any(point.values for point in curve.points) for curve in curves) > 1  # else one view shows all
+    made = look.figure(12.5 if several else 8.6, 4.6)
+    full, *closer = _axes(made, 2 if several else 1, wspace=0.38)
+    lengths = sorted({row["eval_len"] for row in panel.rows} | {panel.train_len})
+    for ax in (full, *closer):
+        for curve in curves:
+            _draw(ax, curve, bars=ax is full)  # they would hide what the close view is for
+        look.train_line(ax, panel.train_len)
+        look.length_axis(ax, lengths, panel.train_len)
+        ax.set_xlabel("evaluation length (tokens)")
+    full.set_ylabel("perplexity per token (all, log scale)" if several else "perplexity per token (log scale)")
+    outside, values = list[str](), _extent(curves)
+    top = look.log_axis(full, values)
+    if not values:
+        _nothing(full, "no finite perplexity")
+    for close in closer:
+        close.set_ylabel("perplexity per token (near the best at L, linear)")
+        outside = _close_view(close, curves, panel.train_len)
+    for ax in (full, *closer) if values else ():
+        _bits_axis(ax, panel)
+    lanes = _mark_failures(full, curves)
+    same = "" if captions.mixture(panel.rows) else ", the same text for all curves"
+    interval = f"95 % interval over text{' (left)' if several else ''}{same}"
+    beyond = [f"Outside the right panel: {captions.listed(outside)}"] if outside else []
+    title = "Perplexity at and beyond the training length"
+    _words(made, title, [panel], curves, interval, lanes, more=[*beyond, *_off_frame(curves, top)])
+    _legend(made, panel, curves, 0.80 + 0.045 if several else 0.83)
+    return made
+
+
+def _close_view(ax: Axes, curves: Sequence[Curve], train_len: int) -> list[str]:
+    """Show the values near the best at L. Return the labels of curves that have no value there."""
+    drawn = {curve.label: [point for point in curve.points if point.values] for curve in curves}
+    everything, values = [point for own in drawn.values() for point in own], _extent(curves)
+    best = min([point.mean for point in everything if point.x == train_len] or values)
+    low, high = min(0.9 * best, 0.98 * max(min(values), 0.5 * best)), 1.5 * best
+    ax.set_ylim(low, high)
+    ax.yaxis.set_major_locator(MaxNLocator(7, steps=_EVEN))
+    return [name for name, own in drawn.items() if own and not any(low <= point.mean <= high for point in own)]
+
+
+def ratio(panel: Panel) -> Figure:
+    """Draw R_k = ppl(kL) / ppl(L) against k, log-log: 1 is no loss from a text k times longer than in training."""
+    curves = points.ratio_curves(panel)
+    made = look.figure(8.6, 4.8)
+    (ax,) = _axes(made, 1)
+    for curve in curves:
+        _draw(ax, curve)
+    factors = sorted({point.x for curve in curves for point in curve.points}) or [1.0]
+    look.length_axis(ax, factors, 1.0, "\N{MULTIPLICATION SIGN}")
+    ax.set_xlabel(f"evaluation length / training length (L = {panel.train_len})")
+    ax.set_ylabel("perplexity relative to that at L")
+    values, top = _extent(curves), math.inf
+    if values:
+        ax.axhline(1.0, color="#888888", linewidth=1.0, dashes=(4, 3), zorder=1)
+        top = look.log_axis(ax, [*values, 0.95, 1.1])
+    else:
+        _nothing(ax, "no run has a finite perplexity at L")
+    lanes = _mark_failures(ax, curves)
+    whole = points.perplexity_curves(panel)
+    unbased = [one for one in whole if not any(point.x == panel.train_len and point.values for point in one.points)]
+    lines = [f"{look.shown(curve.label)}: no value at L, so no ratio" for curve in unbased[:6]]
+    title = "Perplexity relative to the training length, R_k = ppl(kL) / ppl(L)"
+    interval, more = "95 % interval of the ratio over text", [*lines, *_off_frame(curves, top)]
+    _words(made, title, [panel], curves, interval, lanes, "k = ", more)
+    _legend(made, panel, curves, 0.76)
+    return made
+
+
+def per_position(panel: Panel) -> Figure:
+    """Draw the mean loss in each stored bin of positions, and the perplexity of all targets up to there."""
+    made = look.figure(11.5, 4.6)
+    left, right = _axes(made, 2)
+    binned, running = (points.averaged(panel, of) for of in (points.local, points.cumulative))
+    last = max(point.x for curve in running for point in curve.points)
+    inside = [x for n in range(-24, 25) if 1 < (x := panel.train_len * 2.0**n) < last]
+    for ax, curves in ((left, binned), (right, running)):
+        for turn, curve in enumerate(curves):
+            _draw(ax, curve, turn=turn)
+        look.train_line(ax, panel.train_len)
+        look.length_axis(ax, [1.0, *inside, last], panel.train_len)
+        ax.set_xlabel("position of the target in its window (tokens)")
+    left.set_ylabel("loss in the bin (nats per token)")
+    right.set_ylabel("perplexity of all targets up to here")
+    beyond = _off_frame(running, look.log_axis(right, _extent(running)))
+    _words(made, "Loss along the window", [panel], binned, more=beyond)
+    _legend(made, panel, binned, 0.80)
+    return made
+
+
+def across(panels: Sequence[Panel]) -> Figure:
+    """Draw perplexity against evaluation length on shared axes: a panel per encoding, a curve per training length."""
+    runs = [curve.runs for panel in panels for curve in panel.curves]
+    by_length = settings_by_length([own[0] for own in runs])
+    names = iter(labels(runs, ("train.length", *by_length)))
+    looks = {
+        panel.train_len: Look(*(kinds[number % len(kinds)] for kinds in (_SHADES, _MARKERS, _DASHES)))
+        for number, panel in enumerate(panels)
+    }
+    drawn: dict[str, list[Curve]] = {}
+    for panel in panels:
+        own = {curve.label: next(names) for curve in panel.curves}
+        for curve in points.perplexity_curves(panel):
+            name, look_of_length = own[curve.label], looks[panel.train_len]
+            label = f"{name}, L = {panel.train_len}"
+            drawn.setdefault(name, []).append(dataclasses.replace(curve, label=label, look=look_of_length))
+    curves = [curve for own in drawn.values() for curve in own]
+    columns = min(_COLUMNS, len(drawn))
+    down = math.ceil(len(drawn) / columns)
+    titles = {name: look.wrapped(name, 30) for name in drawn}
+    above = 0.2 * max(title.count("\n") for title in titles.values())  # of the titles, in inches, beyond one line
+    made = look.figure(2.2 + 2.6 * columns, 0.7 + (2.3 + above) * down)
+    width, height = made.get_size_inches()
+    grid = {"left": 0.9 / width, "right": 1 - 1.2 / width, "top": 1 - (0.3 + above) / height, "bottom": 0.6 / height}
+    spaces = {"hspace": (0.5 + above) / 1.8, "wspace": 0.1}
+    axes = made.subplots(down, columns, sharex=True, sharey=True, squeeze=False, gridspec_kw=grid | spaces).ravel()
+    for ax, name in zip(axes, sorted(drawn), strict=False):
+        for curve in drawn[name]:
+            _draw(ax, curve, bars=False)
+            style = {"color": curve.look.color, "linestyle": curve.look.dashes, "linewidth": 1.0}
+            ax.axvline(curve.runs[0].train_len, **style, zorder=1)
+        ax.set_title(titles[name])
+    for number, spare in enumerate(axes[len(drawn) :], len(drawn)):
+        spare.set_visible(False)
+        axes[number - columns].tick_params(labelbottom=True)
+    lengths = sorted({row["eval_len"] for panel in panels for row in panel.rows} | set(looks))
+    look.length_axis(axes[0], lengths, min(looks))
+    top = look.log_axis(axes[0], _extent(curves))
+    handles = [Line2D([], [], **_line_style(style)) for style in looks.values()]
+    ends = {length: [f"{name.rpartition('.')[2]}={of[length]}" for name, of in by_length.items()] for length in looks}
+    lines = ["\n  ".join([f"L = {length}", *ends[length]]) for length in looks]
+    made.supxlabel("evaluation length (tokens)", size=10, y=0.12 / height, va="bottom")
+    made.supylabel("perplexity per token (log scale)", size=10, x=0.3 / width)
+    look.legend(made, handles, lines, 1 - 1.1 / width, 1 - 0.3 / height)
+    title = "Perplexity across training lengths (each marked by its vertical line)"
+    _words(made, title, panels, curves, more=_off_frame(curves, top))
+    return made
+
+
+def training(runs: Mapping[Run, Sequence[tuple[float, float]]], missing: Mapping[str, str]) -> Figure:
+    """Draw training loss in nats per token against optimiser step, one thin line per run.
+
+    runs: {run: its (step, loss)}. missing: {path of a run without results: why}, named if the run is not drawn.
+    """
+    made = look.figure(8.6, 4.4)
+    (ax,) = _axes(made, 1)
+    curves = [
+        dataclasses.replace(curve, points=tuple(Point(step, (loss,)) for run in curve.runs for step, loss in runs[run]))
+        for curve in curves_of_runs(runs)
+    ]
+    whose = {run: curve for curve in curves for run in curve.runs}
+    seen: dict[str, Line2D] = {}
+    finite = {run: [pair for pair in runs[run] if math.isfinite(pair[1])] or [runs[run][-1]] for run in runs}
+    top = look.log_axis(ax, [loss for own in finite.values() for _, loss in own if loss > 0])
+    for turn, run in enumerate(sorted(runs, key=lambda run: (-finite[run][-1][1], run.path))):
+        curve, (steps, losses) = whose[run], zip(*runs[run], strict=True)
+        style = _line_style(curve.look) | {"markevery": _sparse(turn) if len(steps) > 1 else None}
+        (line,) = ax.plot(steps, losses, **style, linewidth=1.3, alpha=0.9)
+        seen.setdefault(look.wrapped(curve.label) + (f" ({len(curve.runs)} runs)" if curve.runs[1:] else ""), line)
+        if not math.isfinite(losses[-1]):
+            step, loss = finite[run][-1]
+            ax.add_line(_mark("diverged", step, min(loss, top), color=style["color"])).set_clip_on(False)
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    ax.set_xlabel("optimiser step")
+    ax.set_ylabel("training loss (nats per token)")
+    entries = sorted(seen.items(), key=lambda pair: pair[0])
+    if any(not math.isfinite(own[-1][1]) for own in runs.values()):
+        entries.append((FAILED["diverged"], _mark("diverged")))
+    look.legend(made, [line for _, line in entries], [name for name, _ in entries], 0.775, 0.985)
+    many = f"{len(runs)} run{'s' if len(runs) != 1 else ''}; longer logs are averaged over equal spans"
+    look.headings(made, "Training loss", [many])
+    missing = {path: why for path, why in missing.items() if path not in {run.path for run in runs}}
+    lines = [*captions.unless_named(curves), *captions.without_results(missing), *captions.tokens_per_step(curves)]
+    look.notes(made, [*lines, *_off_frame(curves, top)])
+    return made
+
+
+#: The figures of a panel by name.
+DRAW: dict[str, Callable[[Panel], Figure]] = {draw.__name__: draw for draw in (extrapolation, ratio, per_position)}

@@ -1,0 +1,277 @@
+"""Encodings of runs as they were trained, and their effects on a pair of positions, read off their hooks.
+
+Positions and distances are in tokens, logits as they enter the softmax. For every text a logit is
+content-free part + content part. The content-free part is the logit of zero vectors.
+"""
+
+import dataclasses
+import functools
+import logging
+import math
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from posx.attention import Slots, attend, batch_features, seen_by
+from posx.attention.decay import mapped_products
+from posx.attention.dense import dense
+from posx.attention.tiles import Pairs, with_terms
+from posx.contract import abstract_params, acting
+from posx.encodings import Dims, Encoding, Nope, build, encoding_name
+from posx.errors import PosxError, WorkdirError
+from posx.lab.model import layer_name, shared_name
+from posx.lab.runs.folder import RunFolder, name_of, run_folders
+from posx.lab.runs.load import load_model
+
+MOST_POSITIONS = 256  # of a matrix
+_SAME = 1e-4  # below this, a curve over distance says nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """An encoding to draw, with the arrays that one layer sees."""
+
+    name: str
+    origin: str  # where the arrays are from, in words
+    encoding: Encoding
+    params: dict[str, Any]
+    dims: Dims
+    trained: bool = False
+
+    @property
+    def num_positions(self) -> int:
+        """Twice the training length, or all positions at which the encoding is defined if these are fewer."""
+        longest = 2 * self.dims.train_len
+        last = self.encoding.at_length(longest).max_position
+        return longest if last is None else min(longest, last + 1)
+
+    def at(self, n: int) -> tuple[Encoding, jax.Array, jax.Array]:
+        """Return the encoding for texts of `n` tokens, their positions [n] and a layer input of zeros [n, m]."""
+        zeros = jnp.zeros((n, self.dims.model_dim), jnp.float32)
+        return self.encoding.at_length(n), jnp.arange(n, dtype=jnp.int32), zeros
+
+
+def catalogue() -> list[Subject]:
+    """Return the encodings of the headline figure, as initialised for a small model."""
+    dims = Dims(model_dim=64, num_heads=8, head_dim=8, num_layers=1, train_len=64)
+    return [initial(name, build(name, dims), dims) for name in ("nope", "sinusoidal", "rope", "t5", "alibi")]
+
+
+def _warn(name: str, error: PosxError) -> None:
+    logging.getLogger(__name__).warning("%s is not drawn: %s", name, error)
+
+
+def encodings_of(folder: pathlib.Path, warn: Callable[[str, PosxError], None] = _warn) -> list[Subject]:
+    """Return the distinct encodings of the runs below `folder`, as the first run trained each, else as initialised.
+
+    warn: gets the name of each run whose encodings cannot be read, and the error.
+    """
+    found: dict[tuple[str, Encoding, Dims], Subject] = {}
+    for path in run_folders(folder, "config.json") if folder.is_dir() else ():
+        name = name_of(path, folder)
+        try:
+            for subject in of_run(RunFolder(path), name):
+                key = (subject.name, subject.encoding, subject.dims)
+                if key not in found or subject.trained > found[key].trained:
+                    found[key] = subject
+        except PosxError as error:
+            warn(name, error)
+    return sorted(found.values(), key=lambda subject: (subject.name, subject.dims.train_len))
+
+
+def of_run(folder: RunFolder, name: str) -> list[Subject]:
+    """Return the distinct encodings of one run's layers, each with the arrays of its first layer.
+
+    They are as initialised if the run has no weights yet. Raises WorkdirError if learned arrays cannot be read.
+    """
+    run = folder.read_config()
+    several = len(set(run.layers)) > 1
+    names = {encoding: encoding_name(encoding) if several else run.encoding for encoding in run.layers}
+    was_trained = folder.is_borrowed or folder.newest_step is not None or folder.done_file.exists()
+    try:
+        model, params, _, step = load_model(folder)
+    except WorkdirError:
+        if was_trained and any(abstract_params(encoding, run.dims) for encoding in names):
+            raise
+        return [initial(title, encoding, run.dims) for encoding, title in names.items()]
+    found = []
+    for number, encoding in enumerate(model.distinct):
+        first = model.encodings.index(encoding)
+        own = params["layers"][layer_name(first)]["attention"].get("position", {})
+        arrays = params.get("shared", {}).get(shared_name(number), {}) | own
+        where = f"trained in {name}, step {step}" + (f", layer {first + 1}" if own else "")
+        origin = where if arrays else f"of {name}, nothing learned"
+        found.append(Subject(names[encoding], origin, encoding, arrays, model.dims, trained=True))
+    return found
+
+
+def initial(name: str, encoding: Encoding, dims: Dims) -> Subject:
+    arrays = encoding.init(jax.random.key(0), dims)
+    return Subject(name, "as initialised" if arrays else "nothing learned", encoding, arrays, dims)
+
+
+def added_to_embeddings(subject: Subject) -> np.ndarray | None:
+    """Return the vectors [position, channel] that are added to embeddings, or None if none are."""
+    encoding, pos, zeros = subject.at(min(subject.num_positions, MOST_POSITIONS))
+    return np.asarray(encoding.embed(subject.params, zeros, pos)) if encoding.acts_on("embed") else None
+
+
+def content_free(subject: Subject, length: int, queries: slice = slice(None)) -> np.ndarray | None:
+    """Return the logits of zero vectors [head, query, key] at `length` positions, before `score`; None if all are 0."""
+    s = _of_zero_vectors(subject, length, queries, _logits)
+    return s if np.any(s) else None
+
+
+def sink_weights(subject: Subject) -> np.ndarray | None:
+    """Return the weight of the sink [head, query] for zero vectors; None without a sink."""
+    n = min(subject.num_positions, MOST_POSITIONS)
+    if not subject.encoding.acts_on("sink"):
+        return None
+    return 1 - _of_zero_vectors(subject, n, slice(None), _weights).sum(axis=-1)
+
+
+def _of_zero_vectors(
+    subject: Subject, length: int, queries: slice, function: Callable[[Pairs], jax.Array]
+) -> np.ndarray:
+    """Return the function's result [head, query, key] for zero queries, keys and values."""
+    (encoding, pos, zeros), dims, params = subject.at(length), subject.dims, subject.params
+    q, k = (jnp.zeros((1, length, heads, dims.head_dim), jnp.float32) for heads in (dims.num_heads, dims.kv_heads))
+    q = seen_by(encoding, "query", q, None)[0]
+    of_keys = batch_features(encoding, params, zeros[None], pos)[0]
+    features = ({name: array[:, queries] for name, array in of_keys.items()}, of_keys)
+    slots = Slots(pos[queries], pos[queries]), Slots(pos, pos)
+    found = _read(function, encoding, params, q[:, queries], k, k, *slots, features=features)
+    return np.asarray(found[0], np.float64)
+
+
+def _read(function: Callable[[Pairs], jax.Array], *given: Any, **options: Any) -> jax.Array:
+    """Return a function of the pairs that an executor gets in a call of `attend` with these arguments."""
+    found = []
+
+    def executor(pairs: Pairs, **_: Any) -> jax.Array:
+        found.append(function(pairs))
+        return dense(pairs)
+
+    attend(*given, executor=executor, **options)
+    return found[0]
+
+
+def _logits(pairs: Pairs) -> jax.Array:
+    """Return scores [b, h, q, k] before `score`."""
+    return with_terms(pairs, mapped_products(pairs))
+
+
+def _weights(pairs: Pairs) -> jax.Array:
+    """Return weights [b, h, q, k]: the outputs for unit vectors as mapped values."""
+    (_, num_keys), tokens = pairs.sizes, pairs.k.tokens
+    units = jnp.broadcast_to(jnp.eye(num_keys, dtype=tokens.values.dtype), (*tokens.values.shape[:3], num_keys))
+    return dense(pairs._replace(k=pairs.k._replace(tokens=tokens._replace(values=units))))
+
+
+def content_free_by_distance(subject: Subject, whole: np.ndarray) -> np.ndarray:
+    """Return content-free logits [head, distance] from distance 0; `whole` is `content_free` of the first positions.
+
+    They are those of one query if only distances count, else means over all pairs.
+    """
+    n = subject.num_positions
+    if not subject.encoding.shift_invariant:
+        diagonals = [np.diagonal(whole, -distance, axis1=1, axis2=2) for distance in range(whole.shape[1])]
+        return np.stack([diagonal.mean(axis=1) for diagonal in diagonals], axis=1)
+    last = whole[:, -1:] if whole.shape[1] == n else content_free(subject, n, slice(n - 1, n))
+    return np.zeros((len(whole), n)) if last is None else last[:, 0, ::-1]
+
+
+def logit_scales(subject: Subject) -> np.ndarray | None:
+    """Return the logit scale of each query [head or 1, position] for a layer input of zeros, None if it is constant."""
+    encoding, pos, zeros = subject.at(subject.num_positions)
+    features = jax.tree.map(lambda x: x[0], batch_features(encoding, subject.params, zeros[None], pos)[0])
+    found = encoding.logit_scale(subject.params, pos, features)
+    return None if found is None or np.ptp(found) < _SAME else np.asarray(found, np.float64)
+
+
+def match_by_distance(subject: Subject) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return (distances [n], products [head, n]) of a unit vector as a query and the same one as a key further back.
+
+    The mean over all directions is a trace, exact for affine maps, and 1 if position changes nothing. None if distance
+    does not count, or if the maps read the text or look back, or a `score` changes their products.
+    """
+    dims, n = subject.dims, subject.num_positions
+    encoding = subject.encoding.at_length(n)
+    if encoding.history or acting(encoding, ("features", "score")) or not acting(encoding, ("query", "key")):
+        return None
+    distances = np.unique(np.linspace(0, n - 1, min(n, MOST_POSITIONS // 2)).astype(np.int32))
+    q = _rotated(encoding.query, subject, dims.num_heads, np.array([n - 1]))
+    k = _rotated(encoding.key, subject, dims.kv_heads, n - 1 - distances)
+    k = np.repeat(k, q.shape[2] // k.shape[2], axis=2)
+    if (rate := encoding.decay(subject.params)) is not None:  # nats per token [h or 1, d']
+        k = k * np.exp(-np.asarray(rate, np.float64) * distances[:, None, None, None])
+    found = np.einsum("nchd,rchd->hr", q, k) / dims.head_dim
+    return (distances, found) if np.ptp(found) > _SAME else None
+
+
+def _rotated(hook: Any, subject: Subject, heads: int, positions: np.ndarray) -> np.ndarray:
+    """Return the images of basis vectors under a token map, less that of zero: [position, channel, head, d']."""
+    d, n = subject.dims.head_dim, len(positions)
+    basis = np.broadcast_to(np.eye(d, dtype=np.float32)[None, :, None, :], (n, d, heads, d)).reshape(n * d, heads, d)
+    pos = jnp.asarray(np.repeat(positions, d), jnp.int32)
+    mapped, zero = (
+        np.asarray(hook(subject.params, jnp.asarray(x), pos, {}), np.float64) for x in (basis, np.zeros_like(basis))
+    )
+    return (mapped - zero).reshape(n, d, heads, -1)
+
+
+def on_random_tokens(subject: Subject) -> np.ndarray | None:
+    """Return the change of logits of random tokens [head, query, key], relative to each query's own key.
+
+    Read off the weights, so that everything that acts is in it. None if nothing acts or if another panel can show it.
+    """
+    dims, n = subject.dims, min(subject.num_positions, MOST_POSITIONS // 2)
+    encoding, rng = subject.encoding.at_length(n), np.random.default_rng(0)
+    if not acting(encoding) or acting(encoding, ("embed",)) or relative_lengths(subject):
+        return None
+    shapes = (dims.num_heads, dims.head_dim), (dims.kv_heads, dims.head_dim), (dims.model_dim,)
+    q, k, x = (jnp.asarray(rng.standard_normal((1, n, *shape)), jnp.float32) for shape in shapes)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def log_weights(encoding: Encoding, params: Any) -> jax.Array:
+        pos, kept = np.arange(n, dtype=np.int32), x if encoding.acts_on("features") else None
+        return jnp.log(_read(_weights, encoding, params, q, k, k, pos, x=kept)[0])
+
+    changed = np.asarray(log_weights(encoding, subject.params) - log_weights(Nope(), {}), np.float64)
+    changed = changed - np.diagonal(changed, axis1=1, axis2=2)[:, :, None]
+    return np.where(np.tri(n, dtype=bool), changed, np.nan)
+
+
+def with_random_arrays(subject: Subject) -> Subject:
+    """Return the subject with random arrays, if it is not trained: arrays that start at zero show nothing."""
+    if subject.trained:
+        return subject
+    rng, scale = np.random.default_rng(0), 1 / math.sqrt(subject.dims.head_dim)
+    params = {
+        name: jnp.asarray(scale * rng.standard_normal(array.shape), jnp.float32)
+        for name, array in subject.params.items()
+    }
+    return dataclasses.replace(subject, params=params)
+
+
+def relative_lengths(subject: Subject) -> dict[str, np.ndarray]:
+    """Return {use of the vectors: their lengths [distance], mean over heads}."""
+    encoding, distances, _ = subject.at(subject.num_positions)
+    found = encoding.by_distance(subject.params, distances)
+    vectors = {"for queries": found.query, "for keys": found.key, "added to values": found.value}
+    return {name: np.linalg.norm(of, axis=-1).mean(axis=1) for name, of in vectors.items() if of is not None}
+
+
+def rope_bound(head_dim: int, distances: np.ndarray, base: float = 10000.0) -> np.ndarray:
+    """Return RoFormer's bound on RoPE's decay with distance r.
+
+    (2/d) sum_{c=1}^{d/2} |S_c|, S_c = sum_{i<c} exp(i r theta_i).
+    Su et al. 2021 (arXiv 2104.09864), section 3.4.3; at r = 0 it is (d/2 + 1) / 2.
+    """
+    theta = base ** (-2.0 * np.arange(head_dim // 2) / head_dim)
+    partial = np.cumsum(np.exp(1j * np.asarray(distances, np.float64)[:, None] * theta), axis=1)
+    return np.asarray(np.abs(partial).mean(axis=1))

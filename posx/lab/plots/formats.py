@@ -1,0 +1,120 @@
+"""Tables of stored rows for other programs: CSV and JSON with every digit, LaTeX with those of the Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from posx.lab.files.atomic import finite
+from posx.lab.plots import captions, look
+from posx.lab.plots.groups import Point
+from posx.lab.plots.tables import RowTable, cell, seeds_of
+
+#: The fields of a number, one line of CSV each. Lengths are in tokens; the mean and its spreads in `unit`.
+FIELDS = (
+    "train_len", "protocol", "stride", "eval_len", "encoding", "column", "unit", "mean", "std_over_seeds", "seeds",
+    "text_low", "text_high", "no_interval", "failed", "num_targets", "num_documents", "tokenizer", "text", "warning",
+)  # fmt: skip
+_SCORED = {"stride": "stride", "num_targets": "num_targets", "num_documents": "num_documents", "tokenizer": "tokenizer"}
+
+
+def numbers(tables: Sequence[RowTable]) -> Iterator[dict[str, Any]]:
+    """Yield each number of the tables with its spread over seeds, its 95 % interval over text, and what was scored."""
+    for made in tables:
+        panel = made.panel
+        for curve, points in made.lines:
+            for title, point in points.items():
+                ratio = title.startswith("R_")
+                length = round(point.x * (panel.train_len if ratio else 1))
+                own = [row for row in curve.rows if row["eval_len"] == length]
+                facts = {name: _one(own, key) for name, key in (_SCORED | {"text": "data_digest"}).items()}
+                warning = "; ".join([*made.warnings, *captions.before_the_end(own)])
+                unit = "1" if ratio else "bits per byte" if title.startswith("bits") else "per token"
+                found = {
+                    "train_len": panel.train_len, "protocol": panel.protocol, "eval_len": length,
+                    "encoding": curve.label, "column": title, "unit": unit, "warning": warning or None,
+                    **_spread(point), **facts,
+                }  # fmt: skip
+                yield {name: found[name] for name in FIELDS}
+
+
+def _spread(point: Point) -> dict[str, Any]:
+    low, high = point.interval or (None, None)
+    return {
+        "mean": point.mean if point.values else None,
+        "std_over_seeds": statistics.stdev(point.values) if point.values[1:] else None,
+        "seeds": len(point.values), "text_low": low, "text_high": high, "no_interval": point.no_interval or None,
+        "failed": " ".join(sorted(set(point.failures))) or None,
+    }  # fmt: skip
+
+
+def _one(rows: Sequence[Mapping[str, Any]], key: str) -> Any:
+    """Return the value that all rows have; None if they differ, which the warning says, or if there is none."""
+    found = {row.get(key) for row in rows}
+    return found.pop() if len(found) == 1 else None
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def as_csv(tables: Sequence[RowTable]) -> str:
+    """Return a line for each number, under one line of names. A missing value is empty."""
+    file = io.StringIO()
+    writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+    writer.writeheader()
+    for number in numbers(tables):
+        # A spreadsheet would read such a name as a formula.
+        name = number["encoding"]
+        writer.writerow(number | {"encoding": f"'{name}" if name.startswith(_FORMULA) else name})
+    return file.getvalue()
+
+
+def as_json(tables: Sequence[RowTable]) -> str:
+    """Return the numbers, and for each table what was scored, warnings and notes."""
+    said = [{"facts": made.facts, "warnings": made.warnings, "notes": made.notes} for made in tables]
+    return json.dumps(finite({"numbers": list(numbers(tables)), "tables": said}), indent=1) + "\n"
+
+
+def as_latex(tables: Sequence[RowTable]) -> str:
+    """Return a `tabular` for each table, with booktabs' lines. Comments before it say what was scored."""
+    return "\n".join(map(_latex, tables))
+
+
+def _latex(made: RowTable) -> str:
+    lines = [f"% {text}" for text in (*made.facts, *made.warnings, *made.notes)]
+    lines += [r"\begin{tabular}{lr" + "r" * len(made.columns) + "}", r"\toprule"]
+    lines += [_row(["encoding", "seeds", *map(_title, made.columns)]), r"\midrule"]
+    for curve, points in made.lines:
+        lines.append(
+            _row([rf"\texttt{{{_escaped(curve.label)}}}", seeds_of(curve), *(_number(p) for p in points.values())])
+        )
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def _title(text: str) -> str:
+    return re.sub(r"R\\_(\S+)", r"$R_{\1}$", re.sub(r"\bL\b", "$L$", _escaped(text)))
+
+
+def _number(point: Point) -> str:
+    text = _escaped(cell(point))
+    return re.sub(r" ?± ?", r" $\\pm$ ", text).replace("-", "--") if point.values else text
+
+
+def _escaped(text: str) -> str:
+    """Return text that LaTeX shows literally, a character beyond ASCII as its escape."""
+    signs = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    plain = "".join(c if c.isascii() or c == "±" else ascii(c)[1:-1] for c in look.shown(text))
+    return re.sub(r"[\\~^&%$#_{}]", lambda sign: signs.get(sign[0], "\\" + sign[0]), plain)
+
+
+#: {name of a format: the tables in it}. Markdown is `posx.lab.plots.tables.as_markdown`.
+FORMATS: dict[str, Callable[[Sequence[RowTable]], str]] = {"csv": as_csv, "json": as_json, "latex": as_latex}

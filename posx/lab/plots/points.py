@@ -1,0 +1,197 @@
+"""Curves of stored rows against length, position and step, averaged over seeds, with 95 % intervals over text.
+
+Positions count from 1, so that L is the last trained.
+The intervals are of the mean over the runs. Sums over common blocks of text are averaged over the runs first. The
+interval thus covers the change by another text of the kind, not by another seed.
+"""
+
+import dataclasses
+import logging
+import math
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from posx.errors import ConfigError
+from posx.evaluation.statistics import check_pair, few_places, half_width, mean_blocks
+from posx.lab.plots.groups import Curve, Panel, Point
+from posx.lab.plots.rows import FAILED, Row, Run, number, perplexity, run_of_config
+from posx.lab.runs.folder import RunFolder, name_of, run_folders
+
+_MAX_TRAINING_POINTS = 150
+_BINS_PER_OCTAVE = 6
+
+
+_LOG = logging.getLogger(__name__)
+
+
+def perplexity_curves(panel: Panel) -> list[Curve]:
+    """Return perplexity against evaluation length in tokens, over the runs that have a value."""
+    return _curves(panel, perplexity, _factors)
+
+
+def ratio_curves(panel: Panel) -> list[Curve]:
+    """Return R_k = ppl(kL) / ppl(L) against k >= 1: ratios within each run, of the same targets, then averaged."""
+    at_train = {row.run: row for row in panel.rows if row["eval_len"] == panel.train_len}
+
+    def ratio(row: Row) -> float | None:
+        base: Mapping[str, Any] = at_train.get(row.run, {})
+        value, below = perplexity(row), perplexity(base) if base.get("targets") == row.get("targets") else None
+        return value / below if value is not None and below is not None else None
+
+    return _curves(panel, ratio, _factors, at_train, panel.train_len)
+
+
+def bits_curves(panel: Panel) -> list[Curve]:
+    """Return bits per byte of text against evaluation length, over the runs that know their bytes and their separators.
+
+    Intervals are of the loss of all targets, so there are none if separators have a visible share of it.
+    """
+
+    def bits(row: Row) -> float | None:
+        counted = perplexity(row) is not None and row.get("num_separators") is not None
+        return number(row.get("bpb")) if counted else None
+
+    def ends(mean: float, half: float, rows: Sequence[Row]) -> tuple[float, float]:
+        if not all(map(nearly_all_text, rows)):
+            raise ConfigError("separators between documents count in the losses")
+        half *= rows[0]["num_targets"] / rows[0]["num_bytes"] / math.log(2)
+        return mean - half, mean + half
+
+    return _curves(panel, bits, ends)
+
+
+def nearly_all_text(row: Row) -> bool:
+    """Tell whether the separators among the targets of a row are too few to be seen: at most one in a thousand."""
+    separators = row.get("num_separators")
+    return separators is not None and 1000 * separators <= row["num_targets"]
+
+
+def _factors(mean: float, half: float, rows: Sequence[Row]) -> tuple[float, float]:
+    return mean * math.exp(-half), mean * math.exp(min(half, 700.0))  # e^710 is above all floats
+
+
+def _curves(
+    panel: Panel,
+    measure: Callable[[Row], float | None],
+    ends: Callable[[float, float, Sequence[Row]], tuple[float, float]],
+    bases: Mapping[Run, Row] | None = None,
+    unit: int = 1,
+) -> list[Curve]:
+    """Return the curves of a panel over the lengths they were measured at, in `unit`s, from one unit on.
+
+    measure: value of a row.
+    ends: (mean of the values, half the interval of the mean loss in nats, the rows) -> interval of the mean.
+    bases: rows whose losses are subtracted from those of the same run, for the interval.
+    """
+
+    def point(length: int, own: Sequence[Row]) -> Point:
+        failed = [row.get("status") for row in own if perplexity(row) is None]
+        failures = tuple(status if status in FAILED else "nonfinite" for status in failed)
+        measured = [(row, value) for row in own if (value := measure(row)) is not None]
+        rows, made = [row for row, _ in measured], Point(length / unit, tuple(value for _, value in measured), failures)
+        try:
+            half = _half_width(rows, [bases[row.run] for row in rows] if bases else []) if rows else None
+            return made if half is None else dataclasses.replace(made, interval=ends(made.mean, half, rows))
+        except ConfigError as error:
+            return dataclasses.replace(made, no_interval=str(error))
+
+    found = []
+    for curve in panel.curves:
+        lengths = sorted({row["eval_len"] for row in curve.rows if row["eval_len"] >= unit})
+        points = [point(length, [row for row in curve.rows if row["eval_len"] == length]) for length in lengths]
+        found.append(dataclasses.replace(curve, points=tuple(points)))
+    return _ordered(found)
+
+
+def _half_width(rows: Sequence[Row], bases: Sequence[Row]) -> float:
+    """Return half the 95 % interval over text of the mean loss of `rows`, or of its difference to `bases`, in nats.
+
+    Raises ConfigError, in a few words, if the rows have no common blocks of text, or too few.
+    """
+    try:
+        check_pair(*rows, *bases)
+    except ConfigError:
+        raise ConfigError("no losses of common blocks of text are stored") from None
+    sums, counts = mean_blocks(rows)
+    half = half_width(sums - mean_blocks(bases)[0] if bases else sums, counts)
+    if half is None or few_places(*rows, *bases):
+        raise ConfigError("too little text")
+    return half
+
+
+def _ordered(curves: Iterable[Curve]) -> list[Curve]:
+    """Return curves from the highest to the lowest right end, as lines stand in a figure; shorter curves come first."""
+
+    def key(curve: Curve) -> tuple[Any, ...]:
+        last = max((point for point in curve.points if point.values), key=lambda point: point.x, default=None)
+        return (last.x, -last.mean, curve.label) if last else (0.0, -math.inf, curve.label)
+
+    return sorted(curves, key=key)
+
+
+def averaged(panel: Panel, values_of: Callable[[Row], dict[float, float]]) -> list[Curve]:
+    """Return curves over the bins of the longest windows. A run with shorter windows lacks the last bins."""
+    found = []
+    for curve in panel.curves:
+        measured = [values_of(row) for row in curve.rows]
+        values = {place: [one.get(place, math.nan) for one in measured] for place in sorted(max(measured, key=max))}
+        points = tuple(Point(place, tuple(filter(math.isfinite, several))) for place, several in values.items())
+        found.append(dataclasses.replace(curve, points=points))
+    return _ordered(found)
+
+
+def _bins(row: Row) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the edges [n + 1], losses [n] (NaN if a bin has none) and numbers of targets [n] of the bins."""
+    nll = np.array([math.nan if number(value) is None else float(value) for value in row["position_nll"]])
+    return np.asarray(row["position_edges"], np.float64), nll, np.asarray(row["position_targets"], np.float64)
+
+
+def local(row: Row) -> dict[float, float]:
+    """Return the mean loss in nats per token of bins of at least 1/_BINS_PER_OCTAVE octave, at their geometric centres.
+
+    Single late positions hold few targets, mostly noise. The last bin joins its neighbour if it has less than half of
+    the neighbour's targets.
+    """
+    edges, nll, targets = _bins(row)
+    centres = np.log2((edges[:-1] + 1) * np.maximum(edges[1:], edges[:-1] + 1)) / 2
+    groups = np.floor(centres * _BINS_PER_OCTAVE).astype(int)
+    last, before = groups[-1], max(groups[groups != groups[-1]], default=groups[-1])
+    if last != before and 2 * targets[groups == last].sum() < targets[groups == before].sum():
+        groups[groups == last] = before
+    found = {}
+    for mine in (groups == group for group in np.unique(groups)):
+        weight = targets[mine] / max(targets[mine].sum(), 1.0)
+        found[float(2 ** (centres[mine] * weight).sum())] = float((nll[mine] * weight).sum())
+    return found
+
+
+def cumulative(row: Row) -> dict[float, float]:
+    """Return the perplexity of all targets up to the end of each bin; NaN from the first missing bin on."""
+    edges, nll, targets = _bins(row)
+    total = np.cumsum(np.where(targets > 0, nll * targets, 0.0)) / np.maximum(np.cumsum(targets), 1.0)
+    return dict(zip(edges[1:].tolist(), np.exp(np.minimum(total, 700.0)).tolist(), strict=True))
+
+
+def read_training(folder: str | pathlib.Path, stored: Sequence[Row]) -> dict[Run, list[tuple[float, float]]]:
+    """Return (step, loss in nats per token) of every run with a log, means over at most _MAX_TRAINING_POINTS spans.
+
+    The last loss is NaN if training ended with it.
+    """
+    known = {row.run.path: row.run for row in stored}
+    found = {}
+    for folder_of_run in run_folders(pathlib.Path(folder), "metrics.jsonl"):
+        losses: dict[float, float] = {}
+        for row in RunFolder(folder_of_run).logged(_LOG.warning):
+            step = number(row.get("step"))
+            if step is not None and "loss" in row:
+                loss, norm = number(row["loss"]), number(row.get("grad_norm", 0.0))
+                losses[step] = math.nan if loss is None or norm is None else loss  # a resumed run repeats steps
+        if any(map(math.isfinite, losses.values())):
+            spans = np.array_split(sorted(losses.items()), min(len(losses), _MAX_TRAINING_POINTS))
+            path = name_of(folder_of_run, folder)
+            run = known.get(path) or run_of_config(folder_of_run, path)
+            found[run] = [(float(step), float(loss)) for step, loss in (span.mean(axis=0) for span in spans)]
+    return found

@@ -1,0 +1,153 @@
+"""Stored rows as Markdown tables: perplexity and bits per byte at L, and R_k, a row for each curve of the figures."""
+
+import contextlib
+import math
+import pathlib
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from posx.lab.plots import captions, look, rows
+from posx.lab.plots.groups import Curve, Panel, Point, panels
+from posx.lab.plots.points import bits_curves, perplexity_curves, ratio_curves
+
+MOST_FACTORS = 8
+_EMPTY, _HEAD = "-", "encoding | seeds"
+
+
+class RowTable(NamedTuple):
+    """The table of one training length and protocol.
+
+    facts: what was scored, and the meaning of the spreads. warnings: why its numbers do not compare. columns: the title
+    of each column of numbers. lines: (curve, {title: point}) of each row. notes: what is left out.
+    """
+
+    panel: Panel
+    facts: list[str]
+    warnings: list[str]
+    columns: list[str]
+    lines: list[tuple[Curve, dict[str, Point]]]
+    notes: list[str]
+
+
+def tables(stored: Iterable[rows.Row], missing: Mapping[str, str] | None = None) -> list[RowTable]:
+    """Return a table for each training length and protocol that has perplexities.
+
+    missing: {path of a run without rows: why it failed}.
+    """
+    return tables_of([panel for panel in panels(stored, missing) if panel.protocol != rows.PER_POSITION])
+
+
+def tables_of(windows: Iterable[Panel]) -> list[RowTable]:
+    """Return a table for each training length and protocol."""
+    return list(map(_table, windows))
+
+
+def table(stored: Iterable[rows.Row], missing: Mapping[str, str] | None = None) -> str:
+    """Return the `tables` of rows as Markdown; an empty string if there is nothing to show."""
+    return as_markdown(tables(stored, missing))
+
+
+def as_markdown(made: Iterable[RowTable]) -> str:
+    """Return tables as Markdown.
+
+    A cell is the mean over the seeds that have a value, their sample standard deviation if n > 1, and the 95 % interval
+    over text. "-" was not measured. Empty columns are left out.
+    """
+    return "\n\n".join(map(_markdown, made))
+
+
+def is_table(path: pathlib.Path) -> bool:
+    """Tell whether a file is a table that posx wrote."""
+    with contextlib.suppress(OSError):
+        return _HEAD in path.read_text(encoding="utf-8", errors="replace")
+    return False
+
+
+def _table(panel: Panel) -> RowTable:
+    curves, columns = perplexity_curves(panel), _columns(panel)
+    named = [(f"{one.label} ({title})", found[one.label]) for one in curves for title, found in columns.items()]
+    spreads = ["± standard deviation over seeds"] if any(len(point.values) > 1 for _, point in named) else []
+    spreads += ["(95 % interval over text)"] if any(point.interval for _, point in named) else []
+    warnings = [] if _at_train_len(panel) else [f"not measured at L = {panel.train_len}, so there are no ratios"]
+    if warning := captions.mixture(panel.rows):
+        warnings.append(warning)
+    kept = [title for title, found in columns.items() if any(cell(point) != _EMPTY for point in found.values())]
+    notes = [*captions.no_intervals(named), *captions.fewer_runs(curves, ""), *captions.notes([panel], [])]
+    # Lengths from L on without a column.
+    least = panel.train_len if _at_train_len(panel) else 0
+    units = {title: panel.train_len if title.startswith("R_") else 1 for title in columns}
+    shown = {round(point.x * units[title]) for title in columns for point in columns[title].values()}
+    if left := sorted({row["eval_len"] for row in panel.rows if row["eval_len"] >= least} - shown):
+        notes.append(f"Measured too, in eval.jsonl: {', '.join(f'{length:.6g}' for length in left)} tokens")
+    lines = [(curve, {title: columns[title][curve.label] for title in kept}) for curve in curves]
+    return RowTable(panel, [*captions.facts([panel]), *spreads], warnings, kept, lines, notes)
+
+
+def _markdown(made: RowTable) -> str:
+    lines = [" · ".join(made.facts), *(f"**{warning}**" for warning in made.warnings)]
+    lines += ["", _line([_HEAD, *made.columns]), _line(["---", *["---:"] * (len(made.columns) + 1)])]
+    for curve, points in made.lines:
+        lines.append(_line([_escaped(look.shown(curve.label)), seeds_of(curve), *map(cell, points.values())]))
+    return "\n".join([*lines, "", *map(_escaped, made.notes)] if made.notes else lines)
+
+
+def seeds_of(curve: Curve) -> str:
+    """Return the number of seeds of a curve's points: "3", or "2 to 3"."""
+    return " to ".join(map(str, dict.fromkeys(curve.seeds)))
+
+
+def _at_train_len(panel: Panel) -> bool:
+    return any(row["eval_len"] == panel.train_len for row in panel.rows)
+
+
+def _columns(panel: Panel) -> dict[str, dict[str, Point]]:
+    """Return {title: {label: point}}: at L and the ratios to L, or all measured lengths if L is not among them."""
+    absolute, train_len = perplexity_curves(panel), panel.train_len
+    if not _at_train_len(panel):
+        kept = _chosen({row["eval_len"] for row in panel.rows}, train_len)
+        return {f"perplexity at {length:.6g}": _at(absolute, length) for length in kept}
+    ratios = ratio_curves(panel)
+    factors = _chosen({point.x for curve in ratios for point in curve.points if point.x != 1})
+    return {
+        f"perplexity at L = {train_len}": _at(absolute, train_len),
+        f"bits per byte at {train_len}": _at(bits_curves(panel), train_len),
+        **{f"R_{factor:.6g}": _at(ratios, factor) for factor in factors},
+    }
+
+
+def _chosen(places: Iterable[float], unit: int = 1) -> list[float]:
+    """Return the abscissas that have a column: all, or if these are more than MOST_FACTORS the doublings of `unit`."""
+    every = sorted(places)
+    doublings = [place for place in every if math.log2(place / unit) % 1 == 0]
+    return every if len(every) <= MOST_FACTORS else doublings or every
+
+
+def _at(curves: Sequence[Curve], x: float) -> dict[str, Point]:
+    return {curve.label: next((point for point in curve.points if point.x == x), Point(x, ())) for curve in curves}
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _escaped(text: str) -> str:
+    """Return text that Markdown shows literally."""
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\|`*])", r"\\\1", text)
+
+
+def cell(point: Point) -> str:
+    """Return mean, spread over seeds, interval over text, and failures: "4.55 ± 0.03 (4.47-4.63)", "undefined", "-"."""
+    failed = " and ".join(sorted({rows.FAILED[kind] for kind in point.failures}))
+    if not point.values:
+        return failed or _EMPTY
+    text = _number(point.mean) + (f" ± {_number(statistics.stdev(point.values))}" if point.values[1:] else "")
+    if point.interval:
+        text += f" ({'-'.join(map(_number, point.interval))})"
+    return f"{text} ({len(point.failures)} {failed})" if failed else text
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}" if value < 100 else f"{value:,.1f}" if value < 1e6 else f"{value:.2e}"

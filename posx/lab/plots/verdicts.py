@@ -1,0 +1,306 @@
+"""Verdicts on pairs of curves: which has the lower perplexity or R_k on the same targets, or why nobody can tell.
+
+One `Verdict` is behind the words, the JSON and the report, so that these cannot disagree. Its interval holds for one
+comparison. Its word follows from the p-value after Holm's correction for all verdicts of the call.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from posx.evaluation.differences import ROUNDING, SIGNIFICANCE, Difference, holm, loss_difference, rise_difference
+from posx.evaluation.protocols import HfStrided, Sliding
+from posx.evaluation.statistics import perplexity, row_blocks, targets_key
+from posx.lab.files.rows import number
+from posx.lab.plots.captions import other_tokens
+from posx.lab.plots.groups import Curve
+from posx.lab.plots.rows import FAILED, PER_POSITION, Row, Run
+from posx.lab.plots.rows import perplexity as perplexity_of
+
+#: The words of verdicts.
+BETTER, WORSE, NOT_SEPARATED, NO_INTERVAL = "better", "worse", "not separated", "no interval"
+#: How the seeds of two curves are compared: by seed, as independent groups, or not at all (one run on a side).
+BY_SEED, UNPAIRED, ONE_SEED = "by seed", "unpaired", "one seed"
+#: The population that the interval of each pairing is for.
+HOLDS_FOR = {
+    **dict.fromkeys((BY_SEED, UNPAIRED), "new seeds, on other text of this kind"),
+    ONE_SEED: "these trained runs, on other text of this kind",
+}
+
+
+class Place(NamedTuple):
+    """A measurement: a protocol with its stride (None if it follows from the window), and a window in tokens.
+
+    k: windows in training lengths if R_k = PPL(kL) / PPL(L) is compared, None for perplexity. eval_len is then kL.
+    """
+
+    protocol: str
+    stride: int | None
+    eval_len: int
+    k: float | None = None
+
+
+class Verdict(NamedTuple):
+    """The perplexity (or R_k) of one curve over that of another, its 95 % interval, and the word that follows.
+
+    pair: the numbers of the two curves. seeds: how many runs of each are compared, as `pairing` says. text: the digest
+    of the scored text. Ends are None if there is no interval; `reason` says why. p is of this comparison alone,
+    `adjusted_p` of it among the `family` comparisons with a p. word: "better" or "worse" if `adjusted_p` is below 0.05,
+    else "not separated" or "no interval". over_seeds and over_text are the parts of the interval: other seeds on this
+    text, and these runs on other text.
+    """
+
+    pair: tuple[int, int]
+    place: Place
+    train_lens: tuple[int, int]
+    seeds: tuple[int, int]
+    pairing: str
+    num_targets: int | None
+    text: str | None
+    ratio: float | None
+    low: float | None = None
+    high: float | None = None
+    over_seeds: tuple[float, float] | None = None
+    over_text: tuple[float, float] | None = None
+    p: float | None = None
+    adjusted_p: float | None = None
+    family: int = 0
+    word: str = NO_INTERVAL
+    reason: str = ""
+
+    @property
+    def said(self) -> str:
+        """The word with its reason, for tables."""
+        seed = " (one seed)" if self.pairing == ONE_SEED and self.word != NO_INTERVAL else ""
+        return f"{self.word}{seed}" + (f": {self.reason}" if self.reason else "")
+
+    def facts(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return the verdict as plain JSON. names: those of the curves."""
+        facts = self._asdict()
+        (one, other), place = facts.pop("pair"), facts.pop("place")
+        measure = "ppl" if place.k is None else "R_k"
+        found = {"one": names[one], "other": names[other], "measure": measure} | place._asdict() | facts
+        return found | {"holds_for": HOLDS_FOR[self.pairing]}
+
+
+class _Sides(NamedTuple):
+    """The runs of two curves that are compared, in the order of their seeds if `pairing` is by seed."""
+
+    runs: tuple[Sequence[Run], Sequence[Run]]
+    labels: tuple[str, str]
+    pairing: str
+
+
+#: The rows of a run by protocol, stride and window.
+_Rows = Mapping[Run, Mapping[tuple[str, int | None, int], Row]]
+
+
+def verdicts(
+    stored: Iterable[Row], curves: Sequence[Curve], wanted: Callable[[Place], bool] = lambda place: True
+) -> tuple[list[Verdict], list[str]]:
+    """Return a verdict for each pair of curves and each place that both measured on the same targets.
+
+    Args:
+      stored: the rows of the runs of the curves.
+      curves: the curves, of which each pair is compared.
+      wanted: tells which places are compared. The others do not count in Holm's correction.
+
+    Returns:
+      The verdicts, and what is not compared and why.
+    """
+    by_run: dict[Run, dict[tuple[str, int | None, int], Row]] = {}
+    for row in stored:
+        if row["protocol"] != PER_POSITION:
+            by_run.setdefault(row.run, {})[row["protocol"], _stride(row), row["eval_len"]] = row
+    found, reasons = list[Verdict](), dict[str, None]()
+    for (n, one), (m, other) in itertools.combinations(enumerate(curves), 2):
+        sides, left = _sides(one, other)
+        places = _places(by_run, sides)
+        if not places:
+            left = [f"{one.label} and {other.label} have no protocol and window in common"]
+        for place in filter(wanted, places):
+            pairs = [[_at(by_run.get(run, {}), run, place) for run in side] for side in sides.runs]
+            rows = [row for side in pairs for pair in side for row in pair if row is not None]
+            if not (reason := _unlike(rows)):
+                found.append(_verdict((n, m), place, sides, pairs))
+            else:
+                left.append(f"{one.label} and {other.label} {reason}")
+        reasons |= dict.fromkeys(left)
+    return _corrected(found), list(reasons)
+
+
+def _stride(row: Row) -> int | None:
+    """Return the stride of a row, None if it follows from its window."""
+    own = HfStrided().stride_at(row["eval_len"], ())
+    chosen = row["protocol"] == Sliding.name or (row["protocol"] == HfStrided.name and row.get("stride") != own)
+    return row.get("stride") if chosen else None
+
+
+def _sides(one: Curve, other: Curve) -> tuple[_Sides, list[str]]:
+    """Return the runs of two curves that are compared, and which are left out.
+
+    Runs of equal seeds are paired if there are two or more. That is right whatever a seed decides. It is sharper if
+    the seed decides the initial weights and the order of the batches of both. A single run is compared with the run of
+    its seed, if there is one: a mean of other seeds would add their spread to the difference, which no interval counts.
+    """
+    seeds = [{_seed(run): run for run in curve.runs} for curve in (one, other)]
+    shared = sorted(seeds[0].keys() & seeds[1].keys() - {"None"}, key=lambda seed: (len(seed), seed))
+    labels, left = (one.label, other.label), []
+    single = min(len(one.runs), len(other.runs)) == 1
+    if len(shared) > 1 or (shared and single):
+        for own, label, rival in zip(seeds, labels, labels[::-1], strict=True):
+            if alone := ", ".join(seed for seed in own if seed not in shared):
+                left.append(f"{label}, seed {alone}, as {rival} has no results of this seed")
+        return _Sides(
+            ([seeds[0][seed] for seed in shared], [seeds[1][seed] for seed in shared]),
+            labels,
+            ONE_SEED if single else BY_SEED,
+        ), left
+    return _Sides((one.runs, other.runs), labels, ONE_SEED if single else UNPAIRED), left
+
+
+def _seed(run: Run) -> str:
+    """Return the seed of a run as text, as `groups` compares them; "None" for an imported model, which has none."""
+    return str(run.settings.get("train.seed"))
+
+
+def _places(by_run: _Rows, sides: _Sides) -> list[Place]:
+    """Return the places that a run of each side measured, perplexity before R_k."""
+    there = [{place for run in side for place in by_run.get(run, ())} for side in sides.runs]
+    rises = [{_factor(run, place) for run in side for place in by_run.get(run, ())} for side in sides.runs]
+    found = [Place(*place) for place in there[0] & there[1]]
+    train_len = sides.runs[0][0].train_len
+    for protocol, stride, k in rises[0] & rises[1]:
+        if k > 1 and (protocol, stride, 1) in rises[0] & rises[1]:
+            found.append(Place(protocol, stride, round(k * train_len), k))
+    return sorted(found, key=lambda place: (place.protocol, place.stride or 0, place.k or 0, place.eval_len))
+
+
+def _factor(run: Run, place: tuple[str, int | None, int]) -> tuple[str, int | None, float]:
+    return *place[:2], place[2] / run.train_len
+
+
+def _at(rows: Mapping[tuple[str, int | None, int], Row], run: Run, place: Place) -> list[Row | None]:
+    """Return the row of a run at a place; for R_k those at kL and at L. None for a row that it does not have.
+
+    A run whose training ended with NaN has one row for every place.
+    """
+    if ended := [row for row in rows.values() if row.get("status") == "diverged"]:
+        return list(ended)
+    start = place.protocol, place.stride
+    if place.k is None:
+        return [rows.get((*start, place.eval_len))]
+    return [rows.get((*start, round(place.k * run.train_len))), rows.get((*start, run.train_len))]
+
+
+def _unlike(rows: Sequence[Row]) -> str:
+    """Return why rows cannot be compared, "" if they can."""
+    rows = [row for row in rows if row.get("status") != "diverged"]  # it has no text and no targets
+    if len({row.get("tokenizer") for row in rows}) > 1:
+        return "have other tokenizers, so their perplexities are of other tokens"
+    if len({row.get("data_digest") for row in rows}) > 1:
+        return "were measured on other texts" + other_tokens(rows)
+    scored = {(*targets_key(row), row.get("num_targets")) for row in rows if _problem(row) == ""}
+    if all(row.get("status") == "apart" for row in rows) and rows:
+        return "scored other targets than most runs"
+    if any(row.get("status") == "apart" for row in rows) or len(scored) > 1:
+        return "scored other targets"
+    return (
+        "" if all(row.get("block_nll") or perplexity_of(row) is None for row in rows) else "store no losses of blocks"
+    )
+
+
+def _problem(row: Row | None) -> str:
+    """Return why a run has no loss, "" if it has one."""
+    if row is None:
+        return "not measured"
+    if perplexity_of(row) is None or number(row.get("nll")) is None:
+        return FAILED.get(row.get("status", ""), FAILED["nonfinite"])
+    return ""
+
+
+def _verdict(
+    pair: tuple[int, int], place: Place, sides: _Sides, pairs: Sequence[Sequence[Sequence[Row | None]]]
+) -> Verdict:
+    """Return a verdict without its correction. pairs: per side and run, the row of a loss, or those at kL and at L."""
+    there = [row for side in pairs for rows in side for row in rows if row is not None]
+    targets, text = (next((row[key] for row in there if row.get(key)), None) for key in ("num_targets", "data_digest"))
+    train_lens, (ours, theirs) = (sides.runs[0][0].train_len, sides.runs[1][0].train_len), sides.runs
+    bare = Verdict(pair, place, train_lens, (len(ours), len(theirs)), sides.pairing, targets, text, None)
+    problems = [
+        f"{label}{'' if _seed(run) == 'None' else f', seed {_seed(run)}'}: {problem}"
+        for label, runs, side in zip(sides.labels, sides.runs, pairs, strict=True)
+        for run, rows in zip(runs, side, strict=True)
+        if (problem := next(filter(None, map(_problem, rows)), ""))
+    ]
+    if problems:
+        return bare._replace(reason=problems[0] + (f", and {len(problems) - 1} more" if problems[1:] else ""))
+    known = [[[row for row in rows if row is not None] for rows in side] for side in pairs]
+    ours_known, theirs_known = known
+    paired = sides.pairing == BY_SEED
+    if place.k is None:
+        found = loss_difference([rows[0] for rows in ours_known], [rows[0] for rows in theirs_known], paired)
+    else:
+        found = rise_difference(ours_known, theirs_known, paired)
+    made = bare._replace(
+        ratio=perplexity(found.mean),
+        over_seeds=_ends(found.mean, found.over_seeds),
+        over_text=_ends(found.mean, found.over_text),
+    )
+    if reason := _copies(sides, known) or found.no_interval:
+        return made._replace(reason=reason)
+    low, high = _ends(found.mean, found.half) or (None, None)
+    return made._replace(low=low, high=high, p=found.p, reason=_equal(found))
+
+
+def _ends(mean: float, half: float | None) -> tuple[float, float] | None:
+    """Return the ends of an interval of a ratio, from nats."""
+    return None if half is None else (perplexity(mean - half), perplexity(mean + half))
+
+
+def _equal(found: Difference) -> str:
+    """Return that two curves are the same function, as far as a loss shows it, else an empty string.
+
+    Other functions may have one mean by chance, but then their blocks differ.
+    """
+    if found.half == 0:
+        return "all losses are equal"
+    return "equal up to rounding" if max(abs(found.mean), found.half / 10) <= ROUNDING else ""
+
+
+def _copies(sides: _Sides, pairs: Sequence[Sequence[Sequence[Row]]]) -> str:
+    """Return that two seeds of a curve have equal losses, as one run and its copy have, else an empty string."""
+    for label, runs, side in zip(sides.labels, sides.runs, pairs, strict=True):
+        losses = [
+            (_seed(run), row_blocks(row)[0] / row["block_len"]) for run, (row, *_) in zip(runs, side, strict=True)
+        ]
+        for (seed, ours), (other, theirs) in itertools.combinations(losses, 2):
+            if np.max(np.abs(ours - theirs)) <= 10 * ROUNDING:
+                return f"seeds {seed} and {other} of {label} have equal losses: one is a copy of the other"
+    return ""
+
+
+def shown_p(p: float) -> str:
+    """Return a p-value with two digits, or as many as leave it on its side of 0.05."""
+    texts = (f"{p:.{digits}g}" for digits in range(2, 17))
+    return next((text for text in texts if (float(text) < SIGNIFICANCE) == (p < SIGNIFICANCE)), repr(p))
+
+
+def _corrected(found: Sequence[Verdict]) -> list[Verdict]:
+    """Return verdicts with their words: Holm's correction is for all of them that have a p-value."""
+    judged = [n for n, verdict in enumerate(found) if verdict.p is not None]
+    adjusted = dict(zip(judged, holm([found[n].p or 0.0 for n in judged]), strict=True))
+    return [
+        _worded(verdict._replace(adjusted_p=adjusted.get(n), family=len(judged))) for n, verdict in enumerate(found)
+    ]
+
+
+def _worded(verdict: Verdict) -> Verdict:
+    if verdict.p is None or verdict.adjusted_p is None or verdict.ratio is None:
+        return verdict
+    if verdict.adjusted_p < SIGNIFICANCE:
+        return verdict._replace(word=BETTER if verdict.ratio < 1 else WORSE)
+    alone = f"p = {shown_p(verdict.p)} alone, before Holm's correction" if verdict.p < SIGNIFICANCE else ""
+    return verdict._replace(word=NOT_SEPARATED, reason=verdict.reason or alone)

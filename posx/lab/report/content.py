@@ -1,0 +1,292 @@
+"""The contents of a report as plain JSON: curves, points, verdicts, training, settings, and what was left out.
+
+It is computed from stored rows alone, by the functions that draw the figures. The page's script only chooses and draws.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import inspect
+import io
+import logging
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from posx.errors import PosxError
+from posx.evaluation.statistics import horizon
+from posx.lab.config import base_config, run_config
+from posx.lab.files.rows import number
+from posx.lab.plots import captions, effects, look, pictures
+from posx.lab.plots.formats import FORMATS
+from posx.lab.plots.groups import Curve, Panel, Point, curves_of_runs, panels
+from posx.lab.plots.points import averaged, bits_curves, local, perplexity_curves, ratio_curves
+from posx.lab.plots.rows import (
+    OF_ENCODINGS,
+    PER_POSITION,
+    PROTOCOLS,
+    Row,
+    Run,
+    common_folder,
+    diverged,
+    diverged_of_several,
+    diverged_rows,
+    read_several,
+    unfinished,
+)
+from posx.lab.plots.tables import cell, seeds_of, tables_of
+from posx.lab.plots.verdicts import verdicts
+from posx.lab.runs.folder import RunFolder, name_of, run_folders
+
+#: The measures of the main chart: the curves of a panel.
+MEASURES = {"ppl": perplexity_curves, "bpb": bits_curves, "R_k": ratio_curves}
+#: Points of a training curve.
+MOST_STEPS = 120
+#: Curves of which each pair gets a verdict: their number grows with the square.
+MOST_COMPARED = 50
+#: Pictures of encodings, of about 50 kB each.
+MOST_PICTURES = 12
+#: Sizes from which posx resolves others.
+RESOLVED_FROM = ("model.num_layers", "model.model_dim", "model.num_heads", "model.mlp", "train.length")
+#: Failures of a seed that end a horizon.
+_BROKEN = {"undefined", "nonfinite"}
+#: Columns of a row that the page offers as a table.
+COLUMNS = (
+    "run_id", "encoding", "train_len", "seed", "protocol", "stride", "eval_len", "status", "num_targets", "nll", "ppl",
+    "bpb", "nll_interval", "step", "hash", "data_digest", "tokenizer", "targets",
+)  # fmt: skip
+
+
+def content(folders: Sequence[Path]) -> dict[str, Any]:
+    """Return the contents of a report on the runs at or below `folders`. Raises WorkdirError for a missing folder."""
+    folders = list(dict.fromkeys(folder.resolve() for folder in folders))
+    with _heard() as warnings:
+        stored = read_several(folders)
+    missing: dict[str, str] = {}
+    for folder in folders:
+        ended = diverged_rows(folder)
+        missing |= unfinished(folder, ended) | diverged(ended)
+    split = panels(stored, missing)
+    windows = [panel for panel in split if panel.protocol != PER_POSITION]
+    positions = [panel for panel in split if panel.protocol == PER_POSITION]
+    judged = [*stored, *diverged_of_several(folders)]
+    curves = curves_of_runs(row.run for row in judged)
+    places = {run: n for n, curve in enumerate(curves) for run in curve.runs}
+    measured = [{name: made(panel) for name, made in MEASURES.items()} for panel in windows]
+    return {
+        "curves": [_curve(curve) for curve in curves],
+        "panels": [_panel(panel, places, found["ppl"]) for panel, found in zip(windows, measured, strict=True)],
+        "points": [point for n, panel in enumerate(windows) for point in _points(n, panel, measured[n], places)],
+        "table": [line for n, panel in enumerate(windows) for line in _table(n, panel, measured[n], places)],
+        "copies": {name: write(tables_of(windows)) for name, write in FORMATS.items()},
+        "positions": [_panel(panel, places, ()) | {"points": list(_positions(panel, places))} for panel in positions],
+        "training": list(_training(folders, places)),
+        **_verdicts(judged, curves),
+        "settings": [_settings(curve.runs[0]) for curve in curves],
+        **_pictures(folders),
+        "warnings": warnings,
+        "columns": COLUMNS,
+        "rows": [[_plain(row.get(name)) for name in COLUMNS] for row in stored],
+    }
+
+
+@contextlib.contextmanager
+def _heard() -> Iterator[list[str]]:
+    """Collect the warnings on rows that cannot be used."""
+    said: list[str] = []
+    handler, logger = logging.Handler(), logging.getLogger("posx.lab.plots")
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(handler)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it, with None for NaN and infinity."""
+    if isinstance(value, list | tuple):
+        return list(map(_plain, value))
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _curve(curve: Curve) -> dict[str, Any]:
+    dashes = curve.look.dashes if isinstance(curve.look.dashes, tuple) else (0, ())
+    return {
+        "label": curve.label, "color": curve.look.color, "dash": [3 * size for size in dashes[1]],
+        "runs": [run.path for run in curve.runs],
+    }  # fmt: skip
+
+
+def _panel(panel: Panel, places: Mapping[Run, int], drawn: Sequence[Curve]) -> dict[str, Any]:
+    """Return the words of a panel. drawn: its curves of perplexity, () for losses by position."""
+    rule = PROTOCOLS.get(panel.protocol, panel.protocol) + (f", stride {panel.stride}" if panel.stride else "")
+    notes = captions.notes([panel], drawn) if panel.protocol != PER_POSITION else []
+    warning = captions.mixture(panel.rows)
+    return {
+        "title": f"L = {panel.train_len:,}, {rule}", "train_len": panel.train_len, "facts": captions.facts([panel]),
+        "notes": [*([warning] if warning else []), *notes],
+        "curves": sorted(places[curve.runs[0]] for curve in panel.curves),
+    }  # fmt: skip
+
+
+def _points(
+    number_of_panel: int, panel: Panel, measured: Mapping[str, Sequence[Curve]], places: Mapping[Run, int]
+) -> Iterator[dict[str, Any]]:
+    """Yield a point for each measure, curve and window of a panel."""
+    for measure, found in measured.items():
+        for curve in found:
+            for point in curve.points:
+                low, high = point.interval or (None, None)
+                yield {
+                    "panel": number_of_panel, "measure": measure, "curve": places[curve.runs[0]],
+                    "x": round(point.x * (panel.train_len if measure == "R_k" else 1)), "mean": _plain(point.mean),
+                    "values": list(point.values), "low": low, "high": high,
+                }  # fmt: skip
+
+
+def _table(
+    number_of_panel: int, panel: Panel, measured: Mapping[str, Sequence[Curve]], places: Mapping[Run, int]
+) -> Iterator[dict[str, Any]]:
+    """Yield the cells of each curve of a panel: seeds, perplexity and bits at L, R_k, and the 1 % horizon."""
+    found = {name: {curve.label: curve.points for curve in drawn} for name, drawn in measured.items()}
+    seeds = {curve.label: {"value": curve.seeds[1], "text": seeds_of(curve)} for curve in measured["ppl"]}
+    for curve in panel.curves:
+        ratios = {point.x: point for point in found["R_k"][curve.label]}
+        yield {
+            "panel": number_of_panel, "curve": places[curve.runs[0]], "seeds": seeds[curve.label],
+            **{name: _at(found[name][curve.label], panel.train_len) for name in ("ppl", "bpb")},
+            "ratios": {f"{k:g}": _cell(point) for k, point in ratios.items() if k > 1},
+            "horizon": _horizon({k: _of_all(point) for k, point in ratios.items()}),
+        }  # fmt: skip
+
+
+def _of_all(point: Point) -> float:
+    """Return the mean of a point, NaN if a seed failed there: the other seeds do not speak for it."""
+    return math.nan if _BROKEN & set(point.failures) else point.mean
+
+
+def _horizon(ratios: Mapping[float, float]) -> dict[str, Any] | None:
+    """Return the cell of the 1 % horizon in training lengths, with >= if it is the longest length measured."""
+    if not any(k > 1 and math.isfinite(ratio) for k, ratio in ratios.items()):
+        return None
+    found = horizon(ratios)
+    return {"value": found, "text": f"{'>= ' if found == max(ratios) else ''}{found:g}"}
+
+
+def _at(points: Sequence[Point], x: float) -> dict[str, Any] | None:
+    return next((_cell(point) for point in points if point.x == x), None)
+
+
+def _cell(point: Point) -> dict[str, Any]:
+    """Return a cell: the number that it is sorted by, and its text with spread and interval."""
+    return {"value": _plain(point.mean) if point.values else None, "text": cell(point)}
+
+
+def _positions(panel: Panel, places: Mapping[Run, int]) -> Iterator[dict[str, Any]]:
+    for curve in averaged(panel, local):
+        for point in curve.points:
+            yield {"curve": places[curve.runs[0]], "x": point.x, "mean": _plain(point.mean)}
+
+
+def _training(folders: Sequence[Path], places: Mapping[Run, int]) -> Iterator[dict[str, Any]]:
+    """Yield the losses of each run: [step, loss, tokens, seconds]. Seconds are those of the steps that were kept."""
+    by_path = {run.path: n for run, n in places.items()}
+    measured = {path for folder in folders for path in run_folders(folder, "eval.jsonl")}
+    for path in sorted(measured):
+        steps: dict[int, tuple[float, float, float]] = {}
+        for row in RunFolder(path).logged():
+            step, tokens, loss = (number(row.get(name)) for name in ("step", "tokens", "loss"))
+            if step is not None and tokens is not None and loss is not None:
+                steps[int(step)] = loss, tokens, number(row.get("tokens_per_second")) or math.inf
+        seconds, before, found = 0.0, 0.0, []
+        for step, (loss, tokens, speed) in sorted(steps.items()):
+            seconds += (tokens - before) / speed
+            before = tokens
+            found.append([step, loss, int(tokens), round(seconds, 2)])
+        name, every = name_of(path, common_folder(measured)), -(-len(found) // MOST_STEPS)
+        if found and name in by_path:
+            yield {"curve": by_path[name], "run": name, "steps": found[::-every][::-1]}
+
+
+def _verdicts(stored: Sequence[Row], curves: Sequence[Curve]) -> dict[str, Any]:
+    """Return the verdicts on all pairs as short rows, and which pairs are not compared.
+
+    A row is [curve, other curve, number of its place, ratio, low, high, adjusted p, word, reason]. A place is
+    [protocol, stride, window, k], k of R_k or None for perplexity.
+    """
+    if len(curves) > MOST_COMPARED:
+        why = f"{len(curves)} curves are too many for a verdict on each pair. Compare a few: posx compare RUN RUN"
+        return {"verdicts": [], "places": [], "family": 0, "no_verdicts": [why]}
+    found, left_out = verdicts(stored, curves)
+    places = list(dict.fromkeys(one.place for one in found))
+    short = [
+        [*one.pair, places.index(one.place)]
+        + [value and _plain(float(f"{value:.10g}")) for value in (one.ratio, one.low, one.high, one.adjusted_p)]
+        + [one.word, one.said.removeprefix(one.word)]
+        for one in found
+    ]
+    family = found[0].family if found else 0
+    return {"verdicts": short, "places": places, "family": family, "no_verdicts": left_out}
+
+
+def _settings(run: Run) -> dict[str, str]:
+    """Return the settings of a run that differ from the defaults of its encoding.
+
+    A setting that posx resolved from others is a default too.
+    """
+    try:
+        usual = base_config(re.split(" under | from ", run.text)[0])
+        skipped: tuple[str, ...] = ("layers.", "encoding.")
+    except PosxError:  # a hybrid, or a class of the user's own that is not at hand
+        usual, skipped = base_config("nope"), OF_ENCODINGS
+    given = {name: value for name, value in run.settings.items() if not name.startswith(skipped)}
+    defaults = run_config(usual).settings
+    for name in RESOLVED_FROM:
+        section, _, field = name.partition(".")
+        if name in given:
+            usual[section][field] = given[name]
+    with contextlib.suppress(PosxError):  # sizes that only another version takes
+        resolved = run_config(usual).settings
+        defaults |= {name: resolved[name] for name in defaults.keys() & resolved.keys() if name not in RESOLVED_FROM}
+    if str(given.get("data.source", "")).startswith(f"{defaults['data.source']} ("):  # with the version of Python
+        defaults["data.source"] = given["data.source"]
+    differ = {name: value for name, value in given.items() if name in defaults and value != defaults[name]}
+    return {name: str(value) for name, value in sorted(differ.items())}
+
+
+def _pictures(folders: Sequence[Path]) -> dict[str, Any]:
+    """Return (name, line on the class, PNG as a data URL) of trained encodings, and why others have no picture."""
+    found, reasons = dict[str, tuple[str, str]](), dict[str, list[str]]()
+
+    def without(name: str, why: object) -> None:
+        # Without the path of the file and the kinds of errors around the last.
+        text = str(why).rpartition(" cannot be read: ")[2].rpartition("ConfigError: ")[2]
+        reasons.setdefault(text, []).append(name)
+
+    for subject in [one for folder in folders for one in effects.encodings_of(folder, without)]:
+        if not subject.trained:
+            without(subject.name, "no run has a checkpoint of it")
+        elif len(found) >= MOST_PICTURES:
+            without(subject.name, f"the page has {MOST_PICTURES} pictures. Draw all with posx plot --what encodings")
+        else:
+            kind = type(subject.encoding)
+            line = (inspect.getdoc(kind) or "").partition("\n")[0]
+            try:
+                title = subject.name if subject.name not in found else f"{subject.name}, {subject.origin}"
+                found[title] = f"{kind.__name__}: {line}", _picture(subject)
+            except Exception as error:  # a class of the user's own may raise anything
+                without(subject.name, f"{type(error).__name__}: {error}")
+    return {
+        "pictures": [(title, *facts) for title, facts in found.items()],
+        "no_pictures": [f"No picture of {captions.listed(names, 'runs')}: {why}" for why, names in reasons.items()],
+    }
+
+
+def _picture(subject: effects.Subject) -> str:
+    with look.style(), io.BytesIO() as file:
+        pictures.encodings([subject]).savefig(file, format="png", dpi=70, bbox_inches="tight")
+        return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -1,0 +1,172 @@
+"""The checks of a run before anything starts: its settings, its text, its folder, its memory and its disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from posx.attention import kernel_refusal, refusal
+from posx.contract import abstract_params
+from posx.encodings import spec_text
+from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError, in_one_line
+from posx.evaluation import protocols
+from posx.lab.config import SECTIONS, EvalConfig, RunConfig
+from posx.lab.data import Dataset
+from posx.lab.data.corpus import absolute, is_path
+from posx.lab.progress import size
+from posx.lab.runs.folder import RunFolder
+from posx.machine.cores import own_memory
+from posx.machine.platforms import on_cpu
+from posx.notices import say
+
+CONFIG = "config.json"  # what tells a run's folder
+
+
+def checked(run: RunConfig) -> RunConfig:
+    """Return `run` with absolute paths. Raises ConfigError with everything that does not fit."""
+    found = run.data.problems() + run.eval.problems() + protocols.problems(run.eval, run.train.length)
+    if found := found or list(_encoding_problems(run)):
+        raise ConfigError(in_one_line(found))
+    return dataclasses.replace(run, data=absolute(run.data))
+
+
+def _encoding_problems(run: RunConfig) -> Iterator[str]:
+    layers, last = dict.fromkeys(zip(run.layers, run.model.masks, strict=True)), run.train.length - 1
+    for encoding in dict.fromkeys(run.layers):
+        if encoding.max_position is not None and encoding.max_position < last:
+            yield (
+                f"{spec_text(encoding)} is defined for positions 0 to {encoding.max_position}, but windows of "
+                f"train.length={run.train.length} have positions 0 to {last}. Leave its size out, or lower "
+                "--config.train.length."
+            )
+    for section, executor in (("train", run.train.executor), ("eval", run.eval.executor)):
+        for encoding, mask in layers if executor in ("fused", "kernel") else ():
+            params = abstract_params(encoding, run.dims)
+            if executor == "fused":
+                why = refusal(encoding, params, mask, in_order=True, segments=False)
+            else:
+                why = kernel_refusal(encoding, params, mask)
+            if why:
+                yield (
+                    f"{section}.executor={executor!r} cannot serve {encoding}: {why}. Use "
+                    f"--config.{section}.executor=blockwise or auto."
+                )
+
+
+def unused(run: RunConfig) -> dict[str, str]:
+    """Return {setting: why} of the settings that no part of `run` uses. `run` must be checked."""
+    found = {}
+    if "encoding" not in run.model.layer_policy:
+        found["encoding"] = "no layer of model.layer_policy is 'encoding'"
+    if not any(run.rates):
+        found["train.position_lr_multiplier"] = "the encoding has no parameters"
+    if run.data.tokenizer not in ("bpe", "ids"):
+        found["data.vocab_size"] = f"data.tokenizer={run.data.tokenizer} has its own size; bpe and ids take one"
+    if run.data.source == "stdlib" or is_path(run.data.source):
+        why = f"data.source={run.data.source} is no data set of the hub"
+        found |= dict.fromkeys(("data.subset", "data.train_split", "data.validation_split"), why)
+    places = [place for place in (run.data.source, run.data.validation) if place]
+    if not any(place.endswith(".bin") or Path(place).is_dir() for place in places):
+        found["data.dtype"] = "it is the type of .bin files, and none is named"
+    if run.data.validation:
+        found["data.validation_fraction"] = "data.validation names the held-out text"
+    named = set(map(protocols.protocol_class, run.eval.protocols))
+    if protocols.Sliding not in named:
+        found["eval.sliding_targets"] = "eval.protocols has no sliding"
+    if not named & {protocols.Sliding, protocols.HfStrided}:
+        found["eval.stride"] = "eval.protocols has no sliding"
+    if named == {protocols.Sliding}:
+        found["eval.num_targets"] = "eval.protocols has only sliding, which scores eval.sliding_targets"
+    return found
+
+
+def say_unused(runs: Iterable[RunConfig], words: Mapping[str, str]) -> None:
+    """Say which of `words`, {word of the command: setting}, no run uses. A default is not worth a line."""
+    found = [(run, unused(run)) for run in runs]
+    for word, setting in words.items():
+        section, _, name = setting.partition(".")
+        setting = "encoding" if section == "encoding" else setting
+        idle = [run for run, why in found if setting in why]
+        usual = section in SECTIONS and all(
+            getattr(getattr(run, section), name) == getattr(SECTIONS[section](), name) for run in idle
+        )
+        if len(idle) == len(found) > 0 and not usual:
+            say(f"notice: {word} is not used: {found[0][1][setting]}")
+
+
+def check_stream(config: EvalConfig, train_len: int, dataset: Dataset) -> None:
+    """Raise DataError if the validation text is too short for the longest length, or for a protocol."""
+    have, need = len(dataset.validation.tokens), max(config.lengths)
+    if have < need:
+        raise DataError(
+            f"the validation text has {have} tokens, but eval.lengths needs {need}. The largest usable length "
+            f"is {have}. Use more held-out text or shorter lengths."
+        )
+    for protocol, lengths in protocols.run_protocols(config, train_len):
+        protocol.check_text(have, lengths, "the validation text")
+
+
+def check_writable(path: Path) -> None:
+    """Raise WorkdirError if no file can be made at `path`. Access bits alone do not tell."""
+    try:
+        nearest_folder = next(p for p in (path, *path.parents) if p.exists())
+        if not nearest_folder.is_dir():
+            raise WorkdirError(
+                f"work folder {path} cannot be made: {nearest_folder} is a file. Choose another --workdir."
+            )
+        with tempfile.TemporaryFile(dir=nearest_folder):
+            pass
+    except OSError as error:
+        raise WorkdirError(
+            f"work folder {path} cannot be written: {error.strerror}. Choose another --workdir."
+        ) from None
+
+
+def check_work_folder(path: Path, sweep: bool) -> None:
+    """Raise WorkdirError if the folder holds something else: a run, a sweep, or sweeps.
+
+    Figures, tables and evaluations of the folder would take one for the other.
+    """
+    path = RunFolder(path).path  # refuses a name that libraries cannot open
+    try:
+        single = (path / CONFIG).exists()
+        runs = [file.parent for file in path.glob(f"*/{CONFIG}")]
+        sweeps = [file.parents[1] for file in path.glob(f"*/*/{CONFIG}") if file.parents[1] not in runs]
+    except OSError:  # whoever writes there says what is wrong with the path
+        return
+    found = place = ""
+    if single and sweep:
+        found, place = "a run", f"{path}-sweep"
+    elif runs and not single and not sweep:
+        found, place = f"a sweep, and {runs[0].name} is one of its runs", f"{path}-train"
+    elif sweeps and not single and not runs:
+        found, place = f"sweeps, and {sweeps[0].name} is one of them", str(path / "new")
+    if found:
+        own = f"Give this {'sweep' if sweep else 'run'} a folder of its own: --workdir {place}"
+        raise WorkdirError(f"work folder {path} holds {found}. {own}")
+
+
+def check_memory(num_params: int) -> None:
+    """Raise OutOfMemoryError if weights, gradients and two moments in float32 cannot fit into a CPU's memory.
+
+    XLA would crash, or the system kill the process. Activations come on top and are not counted.
+    """
+    needed, have = 16 * num_params, own_memory()
+    if on_cpu() and needed > have:
+        raise OutOfMemoryError(
+            f"weights, gradients and moments of this model take {size(needed)} of memory, but this process may "
+            f"use {size(have)}. Lower the model's sizes."
+        )
+
+
+def check_disk(path: Path, needed: int) -> None:
+    """Raise OutOfMemoryError if the checkpoints of a run, float32 weights and two moments each, cannot fit."""
+    free = shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free
+    if free < needed:
+        raise OutOfMemoryError(
+            f"{path} has {size(free)} free, but its checkpoints need {size(needed)}. Free space, or lower "
+            "--config.train.keep_checkpoints."
+        )

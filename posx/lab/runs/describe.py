@@ -1,0 +1,273 @@
+"""The model, the layout on devices and the cost of a run, from its settings alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING
+
+import jax
+
+from posx.attention import Mask, choose_executor
+from posx.contract import Dims, abstract_params, distance_terms, of_kinds
+from posx.encodings import Encoding
+from posx.errors import ConfigError
+from posx.evaluation.protocols import run_protocols
+from posx.lab.config import RunConfig
+from posx.lab.cross_entropy import LARGEST_LOGITS
+from posx.lab.data import ByteTokenizer, load_tokenizer
+from posx.lab.progress import size
+from posx.machine.devices import DATA, MODEL, devices_for, mesh_of
+from posx.machine.platforms import platform
+from posx.notices import say
+
+if TYPE_CHECKING:
+    from posx.lab.model import Model
+    from posx.lab.training.layout import Layout
+
+#: How much longer a layer takes whose encoding reads the vectors of every pair of tokens. Measured at L = 64 and width
+#: 128, training and evaluating to 16 L: Shaw takes 1.5, Transformer-XL 1.35 and DeBERTa 1.25 times as long as NoPE.
+PAIRS_COST = 0.35
+
+#: The targets of a whole text that is not read, to weigh rows by.
+WHOLE = 2**20
+
+#: Sums over `MODEL` of activations [rows, m] in a layer: forward after `out` and `down`, backward before `query`,
+#: `key`, `value` and `up`. A gate adds one, and so does the repeated `out` if layers are computed again. Counted in the
+#: programs of XLA's CPU backend. Accelerators may join those of `query`, `key` and `value`.
+SUMS = 6
+
+
+def model_of(run: RunConfig, vocab_size: int) -> Model:
+    """Return the model that a run trains, with a row for each id below `vocab_size`, or for more if its config says so.
+
+    Raises ConfigError for fewer rows.
+    """
+    if run.model.vocab_size and run.model.vocab_size < vocab_size:
+        raise ConfigError(f"model.vocab_size={run.model.vocab_size} is less than the tokenizer's {vocab_size} ids.")
+    from posx.lab.model import Model  # and Flax, which settings are checked without
+
+    return Model(run.model, run.layers, run.model.vocab_size or vocab_size, run.dims)
+
+
+def notice_of_code(run: RunConfig, name: str) -> None:
+    """Say if the user's own encodings of a trained run have other code by now."""
+    if changes := run.code_changes():
+        say(
+            f"notice: {name}: {changes} since this run was trained, so its new results are kept apart from the "
+            "earlier ones"
+        )
+
+
+def executor_of(run: RunConfig, encoding: Encoding, mask: Mask) -> str:
+    """Return the attention executor that trains a layer, also if the config says "auto"."""
+    if run.train.executor != "auto":
+        return run.train.executor
+    params, sizes = abstract_params(encoding, run.dims), (run.train.length, run.train.length)
+    vectors = jax.ShapeDtypeStruct((run.dims.head_dim,), run.model.dtype)
+    return choose_executor(encoding, params, mask, sizes, in_order=True, vectors=vectors)
+
+
+def layout(run: RunConfig, started: int | None = None, mesh: str = "") -> Layout:
+    """Return the layout of a run on devices.
+
+    A `mesh`, DATAxMODEL, shards the state over all processes. Else each device has a copy, on as many devices as the
+    run was `started` on, if there are so many. Raises ConfigError for a mesh that does not fit.
+    """
+    from posx.lab.training.layout import Layout, asked_layout
+    from posx.lab.training.step import flops_per_token
+
+    rows, length = run.train.batch_size // run.train.accumulation, run.train.length
+    if mesh or jax.process_count() > 1:
+        return asked_layout(mesh, rows, run.model.kv_heads)
+    if started and started <= jax.device_count() and rows % started == 0:
+        return Layout(started)
+    model = _model_of(run)
+    return Layout(devices_for(rows, rows * length * flops_per_token(model, length), 16.0 * count(model)))
+
+
+def opening(run: RunConfig, layout: Layout) -> str:
+    """Return one line on the model and the devices of a run that is about to start."""
+    model = _model_of(run)
+    most = "up to " if run.data.tokenizer == "bpe" else ""  # a short text has fewer tokens
+    layers = zip(model.encodings, run.model.masks, strict=True)
+    executors = dict.fromkeys(executor_of(run, *layer) for layer in dict.fromkeys(layers))
+    backend, number = platform(), layout.num_devices
+    kinds = sorted({device.device_kind for device in jax.devices()[:number]} - {backend})
+    words = [f"{layout} {backend} device{'s' * (number > 1)}", *(f"({kind})" for kind in kinds)]
+    words += [f"of {jax.process_count()} processes"] * (jax.process_count() > 1)
+    return f"{most}{count(model):,} parameters, {' and '.join(executors)} attention, {' '.join(words)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """The cost of a run.
+
+    tokens: of all training steps. flops: of training. eval_flops: of the forward passes of evaluation, None for a
+    whole text of unknown length. lengths: evaluated lengths that the model is defined for, each a program to compile.
+    slower: times the wall time of as many flops without an encoding. memory: bytes of float32 weights, their gradients
+    and two moments, of the activations kept for one part of a batch, and of logits. On XLA's CPU backend the memory
+    is within about a tenth if the batch outweighs the weights. Vectors of pairs add up to a third.
+    """
+
+    num_params: int
+    tokens: int
+    flops: float
+    eval_flops: float | None
+    lengths: int
+    slower: float
+    memory: int
+
+
+def is_defined(model: Model, length: int) -> bool:
+    """Tell whether the model serves windows of `length` tokens."""
+    last = model.at_length(length).max_position
+    return last is None or length - 1 <= last
+
+
+def expected(run: RunConfig) -> Expected:
+    """Return the cost of `run`. Raises ConfigError for a tokenizer that cannot be read."""
+    from posx.lab.training.step import flops_per_token
+
+    model, train = _model_of(run), run.train
+    tokens = train.steps * train.batch_size * train.length
+    rows, protocols = row_flops(run), run_protocols(run.eval, train.length)
+    is_known = all(protocol.num_targets for protocol, _ in protocols)
+    return Expected(
+        count(model), tokens, tokens * flops_per_token(model, train.length),
+        sum(rows.values()) if is_known else None, len({length for (_, length), flops in rows.items() if flops}),
+        slower(model),
+        round(16 * count(model) + _activations(run, model)),
+    )  # fmt: skip
+
+
+def row_flops(run: RunConfig) -> dict[tuple[str, int], float]:
+    """Return the operations behind each row of evaluation that `run` requires, by protocol and length.
+
+    A pass that protocols share counts for the first of them. A whole text counts as WHOLE targets.
+    """
+    from posx.lab.training.step import flops_per_token
+
+    model, found = _model_of(run), dict[tuple[str, int], float]()
+    passes = set[tuple[int, int, int]]()
+    for protocol, lengths in run_protocols(run.eval, run.train.length):
+        for length in protocol.required(lengths, functools.partial(is_defined, model)):
+            stride = protocol.stride_at(length, lengths)
+            one = length, stride, protocol.num_targets
+            flops = (protocol.num_targets or WHOLE) / stride * length * flops_per_token(model, length) / 3
+            found[protocol.name, length] = flops if is_defined(model, length) and one not in passes else 0.0
+            passes.add(one)
+    return found
+
+
+def slower(model: Model) -> float:
+    """Return how many times longer a model takes than one without an encoding, for as many operations."""
+    pairs = [_reads_pairs(encoding, model.dims) for encoding in model.encodings]
+    return 1 + PAIRS_COST * sum(pairs) / len(pairs)
+
+
+def describe(run: RunConfig, mesh: str = "") -> str:
+    """Return one line on the cost of a run, and one on the share of each device of a mesh, "DATAxMODEL".
+
+    The devices of the mesh need not exist here. Raises ConfigError for a mesh that does not fit.
+    """
+    from posx.lab.training.layout import check_mesh
+
+    model, cost, on_mesh = _model_of(run), expected(run), ""
+    if mesh:
+        data, heads = mesh_of(mesh)
+        check_mesh(data, heads, run.train.batch_size // run.train.accumulation, model.config.kv_heads)
+        on_mesh = f"\n{mesh}: {share(run, model, data, heads)}"
+    return (
+        f"{', '.join(map(repr, model.distinct))}, {cost.num_params:,} parameters, {cost.tokens:,} tokens in "
+        f"{run.train.steps} steps of {run.train.batch_size} x {run.train.length}, {cost.flops:.2g} FLOP, "
+        f"{size(cost.memory)}, data {run.data.source!r}, evaluated at {run.eval.lengths}{on_mesh}"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """Bytes of one device of a mesh.
+
+    state: its part of weights, gradients and two moments. gathered: weights of other devices while they are used, of
+    all layers, or of one and its gradients if `model.remat` is "layer" (XLA's CPU backend keeps all the same).
+    activations: kept for the backward pass, and logits. moved_weights, moved_activations: sent in one step, by rings.
+    """
+
+    state: float
+    gathered: float
+    activations: float
+    moved_weights: float
+    moved_activations: float
+
+    def __str__(self) -> str:
+        memory = self.state + self.gathered + self.activations
+        return (
+            f"{size(memory)} on each device ({size(self.state)} of weights, gradients and moments, "
+            f"{size(self.gathered)} of weights gathered, {size(self.activations)} of activations), which sends "
+            f"{size(self.moved_weights + self.moved_activations)} a step ({size(self.moved_weights)} of weights and "
+            f"gradients, {size(self.moved_activations)} of activations)"
+        )
+
+
+def share(run: RunConfig, model: Model, data: int, heads: int) -> Share:
+    """Return the share of one of `data` x `heads` devices.
+
+    Gradients of arrays that are sharded over `DATA` count as summed on all of its devices, as XLA's CPU backend does
+    it. If XLA scatters the sums, half of that is sent.
+    """
+    from posx.lab.training.layout import spec
+
+    train, config = run.train, model.config
+    own = whole = largest = 0.0
+    for path, leaf in jax.tree_util.tree_flatten_with_path(model.abstract())[0]:
+        axes = spec(path, leaf.shape, {DATA: data, MODEL: heads})
+        array = 4.0 * leaf.size / (heads if MODEL in axes else 1)
+        own += array / (data if DATA in axes else 1)
+        whole += array
+        largest = max(largest, array)
+    again = config.remat == "layer"
+    tables = 4.0 * model.vocab_size * config.model_dim / heads
+    layer = (whole - tables * (1 if config.tied else 2)) / config.num_layers
+    passes = train.accumulation * ((2 if again else 1) + 2)  # forward, again, and twice for the gradients
+    sums = config.num_layers * (SUMS + config.gated + again) + 2
+    rows = 4.0 * train.batch_size * train.length / data * config.model_dim
+    return Share(
+        state=4 * own,
+        gathered=(largest + 2 * layer if again else whole) if data > 1 else 0.0,
+        activations=_activations(run, model, data, heads, again),
+        moved_weights=passes * whole * (data - 1) / data,
+        moved_activations=2 * sums * rows * (heads - 1) / heads,
+    )
+
+
+def _activations(run: RunConfig, model: Model, data: int = 1, heads: int = 1, again: bool = False) -> float:
+    """Return the bytes of activations and logits of one part of a batch on one device.
+
+    `again` tells that only the input of each layer is kept. XLA's CPU backend keeps the same with and without.
+    """
+    config, dims = model.config, model.dims
+    tokens = run.train.batch_size // run.train.accumulation * run.train.length / data
+    inside = (6 if config.gated else 4) * config.hidden_dim + 4 * dims.num_heads * dims.head_dim
+    layer = inside / heads + (9 if config.dropout else 6) * config.model_dim
+    kept = layer + config.num_layers * config.model_dim if again else config.num_layers * layer
+    return 4 * (tokens * kept + 2 * min(tokens * model.vocab_size, LARGEST_LOGITS))
+
+
+def _model_of(run: RunConfig) -> Model:
+    """Return the model of a run whose text is not read yet."""
+    known = {"bytes": ByteTokenizer.vocab_size, "bpe": run.data.num_ids, "ids": run.data.num_ids + 1}
+    tokenizer = run.data.tokenizer
+    return model_of(run, known[tokenizer] if tokenizer in known else load_tokenizer(tokenizer).vocab_size)
+
+
+@functools.cache  # the runs of a sweep share models
+def count(model: Model) -> int:
+    """Return the number of parameters."""
+    return sum(leaf.size for leaf in jax.tree.leaves(model.abstract()))
+
+
+def _reads_pairs(encoding: Encoding, dims: Dims) -> bool:
+    """Tell whether attention costs more than products, because the encoding reads the vectors of pairs."""
+    terms = distance_terms(encoding, abstract_params(encoding, dims))
+    return bool(of_kinds(encoding, "channel", "tile") or terms.keys() - {"bias"})

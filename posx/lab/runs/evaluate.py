@@ -1,0 +1,243 @@
+"""Evaluate a trained run and append its rows. A row that exists is not computed again."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from posx.encodings import code_of
+from posx.errors import UndefinedLength
+from posx.evaluation.protocols import BeginEveryWindow
+from posx.evaluation.scoring import Measured
+from posx.lab import interrupts
+from posx.lab.config import EvalConfig, RunConfig
+from posx.lab.config.data import PLACES
+from posx.lab.config.sections import cycle_of
+from posx.lab.data import Dataset, Tokenizer
+from posx.lab.files.checksums import with_checksum
+from posx.lab.files.rows import ROW_VERSION, result_of
+from posx.lab.layers import sequential
+from posx.lab.machine import processes
+from posx.lab.model import Model
+from posx.lab.progress import Meter, counted
+from posx.lab.runs import damage
+from posx.lab.runs.cost import Pass, pass_cost, speed_of
+from posx.lab.runs.describe import is_defined, slower
+from posx.lab.runs.environment import measured_with
+from posx.lab.runs.folder import RunFolder
+from posx.lab.runs.targets import Asked, Question, asked_rows, few_places, stream_of
+from posx.lab.training.layout import Layout
+from posx.lab.training.step import flops_per_token
+from posx.machine.devices import DATA, mesh, on_devices, on_each, over_devices, worth
+from posx.machine.platforms import products_in
+from posx.notices import say
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _log_probs(
+    model: Model, executor: str, precision: str, num_devices: int, params: Any, tokens: jax.Array
+) -> jax.Array:
+    """Return log-probabilities with the rows sharded over devices, or over the mesh that is set around the call."""
+
+    def one(params: Any, tokens: jax.Array) -> jax.Array:
+        with products_in(precision):
+            return model.log_probs(params, tokens, sequential(tokens.shape[1] - 1), None, executor)
+
+    return on_each(one, num_devices, PartitionSpec(DATA))(params, tokens)
+
+
+def model_log_probs(
+    model: Model, params: Any, executor: str = "auto", layout: Layout = Layout(), precision: str = "highest"
+):
+    """Return the model as `evaluate` takes it: tokens [b, t + 1] -> log-probabilities [b, t].
+
+    Sharded parameters stay sharded, and every process that holds some calls this. Many windows are sharded over `DATA`,
+    few by the tokens of each. Raises UndefinedLength for windows that the model does not serve.
+    """
+    on = functools.cache(functools.partial(on_devices, params))
+
+    def log_probs(tokens: np.ndarray) -> np.ndarray:
+        length = tokens.shape[1] - 1
+        at_length = model.at_length(length)
+        if not is_defined(model, length):
+            raise UndefinedLength(f"defined up to position {at_length.max_position}, but {length} tokens are requested")
+        if layout.is_global:
+            return _together(at_length, (executor, precision), layout, params, tokens)
+        devices = worth(tokens[:, 1:].size * flops_per_token(model, length) / 3)
+        if len(tokens) < devices:  # few windows, long ones: blocks of their queries are sharded
+            with jax.set_mesh(mesh(devices)):
+                return np.asarray(
+                    _log_probs(at_length, executor, precision, 1, on(devices), on_devices(tokens, devices))
+                )
+        rows = over_devices(np.pad(tokens, ((0, -len(tokens) % devices), (0, 0))), devices)
+        return np.asarray(_log_probs(at_length, executor, precision, devices, on(devices), rows))[: len(tokens)]
+
+    return log_probs
+
+
+def _together(model: Model, how: tuple[str, str], layout: Layout, params: Any, tokens: np.ndarray) -> np.ndarray:
+    """Return log-probabilities by all devices of a layout: rows are sharded if there are as many, else their tokens."""
+    rows = layout.mesh.shape[DATA]
+    padded = np.pad(tokens, ((0, -len(tokens) % rows if len(tokens) >= rows else 0), (0, 0)))
+    with jax.set_mesh(layout.mesh):
+        return np.asarray(program(layout, model, *how)(params, padded))[: len(tokens)]
+
+
+@functools.cache
+def program(layout: Layout, model: Model, executor: str, precision: str) -> Any:
+    """Return the compiled program of a sharded model."""
+    whole = NamedSharding(layout.mesh, PartitionSpec())
+    return jax.jit(functools.partial(_log_probs, model, executor, precision, 1), out_shardings=whole)
+
+
+def evaluate_run(
+    run: RunConfig,
+    config: EvalConfig,
+    model: Model,
+    params: Any,
+    dataset: Dataset,
+    folder: RunFolder,
+    step: int,
+    layout: Layout = Layout(),
+) -> list[dict[str, Any]]:
+    """Return all rows that `config` asks for. Missing rows are computed and appended to `eval.jsonl` one by one.
+
+    If a longer window than ever changes which tokens are scored, the lengths measured before are measured again. The
+    validation text must be long enough: see `posx.lab.runs.checks.check_stream`.
+    """
+    processes.first(lambda: damage.mend_rows(folder))
+    facts = facts_of(run, model, dataset, folder, step)
+    asked = asked_rows(run, config, model, dataset, folder, facts)
+    rows = [with_checksum(one.stored | facts) for one in asked if one.stored]
+    missing = [one for one in asked if not one.stored]
+    log_probs = model_log_probs(model, params, config.executor, layout, config.precision)
+    work = _Work(model, config, slower(model) / speed_of(run) if missing else 0.0)
+    (stream, documents), token_bytes = stream_of(dataset), dataset.validation.token_bytes
+    token_bytes = None if token_bytes is None else np.insert(token_bytes, 0, 0)
+    # One for all protocols: per-position loss is read off a pass that the non-overlapping protocol makes.
+    measured = Measured(
+        log_probs, stream, token_bytes, (dataset.tokenizer.eos,), documents, config.batch_tokens, work.report
+    )
+    for few in filter(None, dict.fromkeys(few_places(one, len(documents.starts)) for one in missing)):
+        say(f"notice: {facts['run_id']}: {few}")
+    for _, (one, *_) in itertools.groupby(missing, key=lambda one: one.question.protocol.name):
+        _say_why(one.question, facts["run_id"])
+    _say_without_begin(missing, stream, dataset.tokenizer, facts["run_id"])
+    work.add(missing)
+    with work.shown(f"{facts['run_id']} evaluating") if missing else contextlib.nullcontext():
+        for one in missing:
+            for row in one.question.protocol.measure(measured, [one.length]):
+                interrupts.check()
+                how = {"executor": config.executor, "precision": config.precision}
+                more = {"anchor": one.question.anchor, **how, "env": measured_with()}
+                rows.append(with_checksum(facts | row | more))
+                folder.append(folder.eval_file, rows[-1])
+                work.finished(_line(rows[-1]))
+    folder.list_rows(config == run.eval and facts["own_text"])
+    return rows
+
+
+def _say_why(one: Question, name: str) -> None:
+    """Say which lengths are measured again, and which stored rows are not compared."""
+    what = f"{name}  {one.protocol.name}"
+    if one.moved:
+        lengths = ", ".join(map(str, one.moved))
+        say(
+            f"notice: {what}: windows of {one.anchor} tokens change which tokens are scored. Measuring "
+            f"{lengths} again (docs/guides/protocols.md)"
+        )
+    if one.apart:
+        counts = sorted({(row["max_targets"], row["stride"]) for row in one.apart})
+        before = "; ".join(f"{targets or 'all'} targets, stride {stride}" for targets, stride in counts)
+        say(f"notice: {what}: rows with other targets or strides ({before}) are not compared with the new ones")
+
+
+def facts_of(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, step: int) -> dict[str, Any]:
+    """Return the fields that all rows of a run have.
+
+    code: of the user's own encodings, as they are now. weights: a digest of the parameters in their checkpoint.
+    """
+    code, weights = code_of(model.encodings), processes.told(lambda: folder.weights_by_step().get(step, ""))
+    return {
+        "schema_version": ROW_VERSION,
+        "hash": run.hash,
+        "run_id": folder.path.name,
+        "settings": run.settings,
+        "encoding": run.encoding,
+        "layers": list(cycle_of(run.layer_texts)),
+        "train_len": run.train.length,
+        "seed": run.train.seed,
+        "step": step,
+        **({"weights": weights} if weights else {}),
+        "tokenizer": dataset.tokenizer.name,
+        "data_source": dataset.source,
+        "data_digest": dataset.held_out_digest,
+        "own_text": dataset.held_out_digest == run.held_out,
+        "data_settings": {name: value for name, value in run.data.named().items() if name not in PLACES},
+        **({"code": code} if code else {}),
+    }
+
+
+def _line(row: dict[str, Any]) -> str:
+    """Return a row as one line of text."""
+    scored = f"{row['num_targets']:,} targets of {counted(row['num_documents'], 'document')}"
+    return f"{row['run_id']}  {row['protocol']} at {row['eval_len']}: {result_of(row)}  ({scored})"
+
+
+def _say_without_begin(missing: Sequence[Asked], stream: np.ndarray, tokenizer: Tokenizer, name: str) -> None:
+    """Say how many windows begin with the begin token of the tokenizer's own template, unless all do."""
+    begin, firsts = tokenizer.begin, dict[str, list[np.ndarray]]()
+    for one in missing:
+        if one.windows is not None and one.begins is not None:
+            tokens = np.where(one.begins, stream[0], stream[one.windows[:, 0]])
+            firsts.setdefault(one.question.protocol.name, []).append(tokens == begin)
+    has = {protocol: np.concatenate(found) for protocol, found in firsts.items()}
+    found = [f"{one.sum():,} of {len(one):,} of {protocol}" for protocol, one in has.items() if not one.all()]
+    if found and begin in tokenizer.template:
+        say(
+            f"notice: {name}: the tokenizer puts the begin token {begin} ({tokenizer.shown(begin)}) before every text, "
+            f"but not every window begins with it: {', '.join(found)}. --protocol {BeginEveryWindow.name} puts it "
+            "before each"
+        )
+
+
+class _Work:
+    """The work of an evaluation and the finished part of it, in expected seconds on this machine."""
+
+    def __init__(self, model: Model, config: EvalConfig, per_flop: float):
+        self.model, self.config, self.per_flop = model, config, per_flop
+        self.passes: dict[tuple[int, str], Pass] = {}
+        self.before = self.inside = 0.0  # done in the passes before this one, and in this one
+        self.meter: Meter
+
+    def add(self, missing: Sequence[Asked]) -> None:
+        """Add rows. A pass that several of them share counts once."""
+        for one in missing:
+            if one.key and one.windows is not None:
+                self.passes[one.key] = pass_cost(self.model, self.config, one.length, len(one.windows))
+
+    @contextlib.contextmanager
+    def shown(self, title: str) -> Iterator[None]:
+        """Show a bar of all that was added."""
+        total = sum(one.seconds(self.per_flop) for one in self.passes.values())
+        with Meter(title, total, pace=1.0) as self.meter:
+            yield
+
+    def report(self, length: int, done: int, windows: int) -> None:
+        """Report the number of finished windows of a pass, out of all its windows. At 0 its program is compiled."""
+        one = pass_cost(self.model, self.config, length, windows)
+        self.inside = one.seconds(self.per_flop, done)
+        what = f"{done:,} of {windows:,} windows" if done else "compiling for windows"
+        self.meter.update(self.before + self.inside, f"{what} of {length} tokens")
+
+    def finished(self, line: str) -> None:
+        """End the pass and print its `line` above the bar."""
+        self.before, self.inside = self.before + self.inside, 0.0
+        say(line)

@@ -1,0 +1,422 @@
+"""The folder of a run: its files, the process that holds it, its settings, and whether it is done."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import glob
+import hashlib
+import os
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from posx.errors import Damaged, WorkdirError
+from posx.lab.config import RunConfig
+from posx.lab.config.run import SCHEMA_VERSION
+from posx.lab.files import checksums, lines, manifests, rows
+from posx.lab.files.atomic import clear, write_json
+from posx.lab.files.locks import lock
+from posx.lab.files.rows import number
+from posx.lab.machine import processes
+from posx.lab.machine.compile_cache import process_seconds
+
+#: The places of a run's files in a work folder, which is a run, a sweep, or a folder of sweeps.
+_LEVELS = ("{}", "*/{}", "*/*/{}")
+#: The field of `config.json` that holds the checksum of `tokenizer.json`.
+TOKENIZER_CHECKSUM = "tokenizer_checksum"
+#: The letters of a folder's name.
+MOST_LETTERS = 120
+#: How many runs a message lists.
+_MOST_NAMES = 12
+
+
+def _file(name: str) -> Any:
+    return property(lambda folder: folder.path / name)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run.
+
+    If several processes make the run together, process 0 alone writes here, and all use the rows that it reads.
+    """
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        """Refuse a path that the libraries below, which take UTF-8, cannot open. Raises WorkdirError."""
+        try:
+            str(self.path).encode("utf-8")
+        except UnicodeEncodeError:
+            raise WorkdirError(
+                f"work folder {str(self.path)!a}: its name is no UTF-8 text, but Python reads names as "
+                f"{sys.getfilesystemencoding()}. Unset PYTHONUTF8 and set LC_ALL=C.UTF-8, or use a path in ASCII."
+            ) from None
+
+    config_file = _file("config.json")
+    env_file = _file("env.json")
+    metrics_file = _file("metrics.jsonl")
+    eval_file = _file("eval.jsonl")
+    ledger_file = _file("rows.json")  # the checksums of the rows that `eval.jsonl` must hold
+    tokenizer_file = _file("tokenizer.json")
+    checkpoints = _file("checkpoints")
+    asked_file = _file("asked.json")  # the settings that a sweep has given to this run
+    log_file = _file("log.txt")  # of the processes that a sweep has started
+    done_file = _file("DONE")
+    status_file = _file("status.json")  # why the last process that ran here failed
+    weights_file = _file("weights.txt")  # the path of the exported file or the run whose weights this run has
+
+    @property
+    def is_written(self) -> bool:
+        """Whether this process writes here."""
+        return processes.is_first()
+
+    def logged(self, notice: Callable[[str], object] = lambda words: None) -> list[dict[str, Any]]:
+        """Return the rows of training in the order of writing. `notice` is told of rows that are not whole."""
+        return processes.told(lambda: rows.read(self.metrics_file, notice, rows.problem_of_log, self.hash))
+
+    def measured(self, notice: Callable[[str], object] = lambda words: None) -> list[dict[str, Any]]:
+        """Return the rows of evaluation in the order of writing. `notice` is told of rows that are not whole or gone.
+
+        A row of other weights than the checkpoint of its step has is not whole.
+        """
+
+        def read() -> list[dict[str, Any]]:
+            every = self.checked_rows()
+            problems = [f"{self.eval_file}, line {line}: {why}" for line, _, why in every if why]
+            for problem in [*problems, *(f"{self.eval_file}: {why}" for why in self.gone_rows(every))]:
+                notice(problem)
+            return [row for _, row, why in every if not why]
+
+        return processes.told(read)
+
+    def checked_rows(self) -> list[tuple[int, dict[str, Any], str]]:
+        """Return (line, row, its problem) of `eval.jsonl`; the problem is "" for a whole row. Raises WorkdirError."""
+        known, found = self.weights_by_step(), []
+        for line, row, problem in rows.checked(self.eval_file, run=self.hash):
+            held = "" if problem else known.get(row.get("step") or 0, "")
+            if held and row.get("weights", held) != held:
+                problem = f"it was measured with other weights than checkpoint {row.get('step')} has"
+            found.append((line, row, problem))
+        return found
+
+    def gone_rows(self, every: Iterable[tuple[int, dict[str, Any], str]]) -> list[str]:
+        """Return "the row NAME is gone" for each row that was listed once and is not in `every`."""
+        there = {str(row.get(checksums.CHECKSUM)) for _, row, _ in every}
+        return [f"the row {name} is gone" for one, name in self._listed_rows().items() if one not in there]
+
+    def _listed_rows(self) -> Mapping[str, str]:
+        """Return {checksum of a row: its name} of the rows that were listed; empty if the list is damaged."""
+        listed = checksums.whole(self.ledger_file).get("rows")
+        return listed if isinstance(listed, Mapping) else {}
+
+    def weights_by_step(self) -> dict[int, str]:
+        """Return {step: digest of its parameters} of the whole checkpoints that this run is measured with."""
+        found: dict[int, str] = {}
+        with contextlib.suppress(WorkdirError):  # `weights` says why it cannot be read
+            place = self.weights / self.checkpoints.name
+            for step in manifests.steps(place):
+                with contextlib.suppress(WorkdirError):
+                    found[step] = manifests.weights_of(place, step)
+        return found
+
+    @property
+    def hash(self) -> str:
+        """The hash of the run as `config.json` has it, "" if that is missing or damaged."""
+        return str(checksums.whole(self.config_file).get("hash", ""))
+
+    def append(self, file: Path, row: dict[str, Any]) -> None:
+        """Append a row and its checksum to a file of JSON lines. Raises WorkdirError, OutOfMemoryError."""
+        if self.is_written:
+            lines.append(file, checksums.with_checksum(row))
+
+    def list_rows(self, all_measured: bool) -> None:
+        """Write which rows `eval.jsonl` holds, so that a row that is gone is found. Raises WorkdirError.
+
+        all_measured: whether all rows of the run's own settings are there. Otherwise rows that are gone stay listed
+        until they are measured again.
+        """
+
+        def write() -> None:
+            every = rows.read(self.eval_file, run=self.hash)
+            there = {row[checksums.CHECKSUM]: rows.named(row) for row in every}
+            listed = {} if all_measured else self._listed_rows()
+            again = {name for one, name in there.items() if one not in listed}
+            gone = {one: name for one, name in listed.items() if one not in there and name not in again}
+            write_json(self.ledger_file, checksums.with_checksum({"rows": gone | there}))
+
+        processes.first(write)
+
+    def usual_start(self) -> float | None:
+        """Return the seconds until the first step of this process ends, None if they are not known or over.
+
+        The start takes as long as the last one here, else as long as the starts of the runs beside this one.
+        """
+        own = [row for row in lines.read(self.metrics_file) if "start" in row][-1:]
+        beside = own or [lines.first(path) for path in self.path.parent.glob(f"*/{self.metrics_file.name}")]
+        starts = [start for row in beside if isinstance(start := row.get("start"), dict)]
+        took = [seconds for start in starts if isinstance(seconds := start.get("seconds"), float)]
+        left = statistics.median(took) - process_seconds() if took else 0.0
+        return left if left > 0 else None
+
+    def ended_with_nan(self) -> int | None:
+        """Return the last step of training if its loss or gradient was not finite."""
+        last = (self.logged() or [{}])[-1]
+        bad = any(name in last and number(last[name]) is None for name in ("loss", "grad_norm"))
+        return last["step"] if bad else None
+
+    def failure(self) -> str:
+        """Return why the last process here failed, "" if it did not."""
+        return str(lines.whole(self.status_file).get("reason", ""))
+
+    def read_config(self) -> RunConfig:
+        """Return the settings that this run was started with.
+
+        Raises:
+          Damaged: the file was cut, or does not match its checksum.
+          WorkdirError: there is none, or its settings cannot be read for another reason.
+        """
+        if not self.config_file.exists():
+            raise WorkdirError(
+                f"{self.path} holds no run: there is no {self.config_file.name} in it. Correct --workdir, or train "
+                "a run there."
+            )
+        found = checksums.read_object(self.config_file)
+        is_ours = found.get("schema_version") == SCHEMA_VERSION
+        if is_ours and (problem := checksums.checksum_problem(found)):
+            raise Damaged(f"{self.config_file} cannot be read: {problem}")
+        try:
+            return RunConfig.from_json(found)
+        except ValueError as error:
+            raise WorkdirError(f"{self.config_file} cannot be read: {error}") from None
+
+    def owners(self) -> set[str]:
+        """Return the hashes of the runs that the whole files here are of, without that of `config.json`."""
+        found = {manifests.run_of(self.checkpoints, step) for step in manifests.steps(self.checkpoints)}
+        found |= {str(row.get("hash", "")) for row in rows.read(self.eval_file)}
+        return (found | {str(checksums.whole(self.done_file).get("hash", ""))}) - {""}
+
+    def check_resumes(self, run: RunConfig) -> None:
+        """Raise WorkdirError with every differing setting if the folder holds another run than `run`.
+
+        While the text of `run` is not read, it counts as that of the run in the folder. Damaged settings are no
+        obstacle if all else in the folder is of `run`.
+        """
+        if not self.config_file.exists():
+            if any(self.checkpoints.glob("*.json")):
+                raise WorkdirError(
+                    f"{self.path} holds checkpoints but no {self.config_file.name}, which says of which run they are. "
+                    "Restore it, or use another --workdir."
+                )
+            return
+        try:
+            held = self.read_config()
+        except Damaged as error:
+            if run.text and (others := self.owners() - {run.hash}):
+                raise WorkdirError(
+                    f"{error}. Its checkpoints and rows are of the run {', '.join(sorted(others))}, not of this one, "
+                    f"{run.hash}. Restore the file, or use another --workdir."
+                ) from None
+            return
+        changes = held.differences(run if run.text else dataclasses.replace(run, text=held.text))
+        if not changes:
+            return
+        if all(change.startswith("code.") for change in changes):
+            fix = "Restore the code to resume, or use another --workdir."
+            raise WorkdirError(f"{self.path}: {held.code_changes()} since this run was trained. {fix}")
+        if changes == [f"data: {held.text!r} -> {run.text!r}"]:
+            digests = f"digest {held.text[:12]}, now {run.text[:12]}"
+            reason = (
+                f"was trained on other text or another tokenizer ({digests}). Restore the text, or use another "
+                "--workdir."
+            )
+        else:
+            fix = "Use another --workdir, or the same settings to resume."
+            reason = f"holds a run of another config ({'; '.join(changes)}). {fix}"
+        raise WorkdirError(f"{self.path} {reason}")
+
+    def finished(self, run: RunConfig) -> bool:
+        """Tell whether `DONE` says that `run` was trained and evaluated to the end here."""
+        done = checksums.whole(self.done_file)
+        return done.get("hash") == run.hash and done.get("eval") == run.to_json()["eval"]
+
+    def mark_done(self, run: RunConfig, num_rows: int) -> None:
+        """Write `DONE` for `run`, as `finished` reads it. Raises WorkdirError if the folder was emptied meanwhile."""
+
+        def mark() -> None:
+            if not self.config_file.exists():
+                raise WorkdirError(
+                    f"{self.config_file} was removed during training. Train again with another --workdir."
+                )
+            done = {"hash": run.hash, "eval": run.to_json()["eval"], "step": run.train.steps, "rows": num_rows}
+            write_json(self.done_file, checksums.with_checksum(done))
+            self.status_file.unlink(missing_ok=True)
+
+        processes.first(mark)
+
+    def child(self, changes: Iterable[str]) -> RunFolder:
+        """Return the folder, beside this one, of the run that has this run's weights with `changes`."""
+        return RunFolder(self.path.with_name(safe_name(f"{self.path.name}@{'+'.join(changes)}")))
+
+    def children(self) -> list[RunFolder]:
+        """Return the folders beside this one that `child` has named."""
+        return list(map(RunFolder, sorted(self.path.parent.glob(f"{glob.escape(self.path.name)}@*"))))
+
+    @property
+    def weights(self) -> Path:
+        """The folder or the exported file that holds this run's weights: another run's if it has none of its own.
+
+        Raises Damaged if the file that names it cannot be read.
+        """
+        if not self.is_borrowed:
+            return self.path
+        try:
+            return (self.path / self.weights_file.read_text("utf-8")).resolve()
+        except (OSError, ValueError) as error:
+            raise Damaged(f"{self.weights_file} cannot be read: {error}") from None
+
+    @property
+    def is_borrowed(self) -> bool:
+        """Whether this run has the weights of another one, or of a file."""
+        return self.weights_file.exists()
+
+    @property
+    def newest_step(self) -> int | None:
+        """The step of the newest checkpoint, None if there is none."""
+        return max(manifests.steps(self.checkpoints), default=None)
+
+    def take_weights(self, parent: RunFolder, run: RunConfig) -> None:
+        """Make this the folder of `run`, whose weights are those of `parent`, unless it is. Raises WorkdirError."""
+
+        def make() -> None:
+            if not self.config_file.exists():
+                self.tokenizer_file.write_bytes(parent.tokenizer_file.read_bytes())
+                self.weights_file.write_text(os.path.relpath(parent.path, self.path), "utf-8")
+                self.write_config(run)
+
+        processes.first(parent.check_tokenizer)
+        with self.held():
+            processes.first(make)
+        if self.read_config().hash != run.hash:
+            raise WorkdirError(f"{self.path} holds another run than these weights under {run.encoding}. Rename it.")
+
+    def check_tokenizer(self) -> None:
+        """Raise WorkdirError if `tokenizer.json` does not match its checksum in `config.json`."""
+        wanted = checksums.whole(self.config_file).get(TOKENIZER_CHECKSUM)
+        if wanted and checksums.file_checksum(self.tokenizer_file) != wanted:
+            raise WorkdirError(
+                f"{self.tokenizer_file} does not match its checksum in {self.config_file.name}, so it was edited or "
+                "damaged. Restore it, or repeat the command that made the run: it writes the file again."
+            )
+
+    def write_config(self, run: RunConfig, **facts: Any) -> None:
+        """Write the settings, with `facts` and the checksum of the tokenizer beside them."""
+        if self.tokenizer_file.exists():
+            facts |= {TOKENIZER_CHECKSUM: checksums.file_checksum(self.tokenizer_file)}
+        write_json(self.config_file, checksums.with_checksum(run.to_json() | facts))
+
+    @contextlib.contextmanager
+    def held(self, facts: Mapping[str, str] = {}, begin: Callable[[], object] = lambda: None) -> Iterator[None]:
+        """Hold the folder for this process, or for all processes of one run.
+
+        Args:
+          facts: by name; the same in all of these processes, else they were not started alike.
+          begin: called once the folder is held, by the process that writes in it.
+
+        Raises:
+          ConfigError: facts differ.
+          WorkdirError: the folder cannot be written, or another process holds it.
+        """
+
+        def busy(holder: str) -> None:
+            raise WorkdirError(
+                f"work folder {self.path} is in use by {holder}. Wait until it ends, or choose another --workdir."
+            )
+
+        def hold() -> None:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(lock(self.path / ".lock", busy))
+            except OSError as error:
+                raise WorkdirError(
+                    f"work folder {self.path} cannot be written: {error.strerror}. Choose another --workdir."
+                ) from None
+            clear(self.path)
+            begin()
+
+        processes.check_same(facts)
+        with contextlib.ExitStack() as stack:
+            processes.first(hold)
+            yield
+
+
+def safe_name(text: str) -> str:
+    """Return `text` as a name for shells and file systems: rope(base=500000)+my:A is rope-base=500000+my.A.
+
+    A long name ends with a digest in place of the rest.
+    """
+    safe = re.sub(r"\(|, *", "-", text.replace("=(", "=").replace(":", "."))
+    safe = re.sub(r"[^\w.+=@-]", "", safe, flags=re.ASCII)
+    return safe if len(safe) <= MOST_LETTERS else f"{safe[:MOST_LETTERS]}-{short_digest(text)}"
+
+
+def short_digest(text: str) -> str:
+    """Return six letters that tell `text` from others."""
+    return hashlib.sha256(text.encode()).hexdigest()[:6]
+
+
+def run_folders(workdir: Path, holding: str) -> list[Path]:
+    """Return the run folders at or below `workdir` that hold a file named `holding`, sorted.
+
+    A folder that several links name is returned once, without links if it lies below `workdir`.
+
+    Raises WorkdirError if `workdir` is no folder.
+    """
+    if not os.path.isdir(workdir):  # a name that is too long is none either
+        what = "is a file" if os.path.isfile(workdir) else "does not exist"
+        raise WorkdirError(f"work folder {str(workdir)[:300]} {what}. Give the folder of a run or of a sweep.")
+    found = {path.parent for level in _LEVELS for path in workdir.glob(level.format(holding)) if path.is_file()}
+    root, places = workdir.resolve(), dict[Path, Path]()
+    for path in sorted(found, key=lambda path: (path.resolve() != root / path.relative_to(workdir), path)):
+        places.setdefault(path.resolve(), path)
+    return sorted(places.values())
+
+
+def name_of(run: Path, workdir: str | Path) -> str:
+    """Return the path of a run folder below `workdir`, or its own name if `workdir` is the run itself."""
+    path = run.relative_to(workdir).as_posix()
+    return run.resolve().name if path == "." else path
+
+
+def typed_path(folder: str | Path) -> str:
+    """Return a folder as a command can name it: relative to the current directory if it lies below it."""
+    path, here = Path(folder).resolve(), Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def runs_in(workdir: Path) -> list[RunFolder]:
+    """Return the runs at or below `workdir`. Raises WorkdirError if there is none."""
+    found = run_folders(workdir, "config.json")
+    if not found:
+        others = [path for path in workdir.parents[:2] if (path / "config.json").is_file()]
+        others += sorted(workdir.glob("*.safetensors"))
+        near = f". Did you mean {others[0]}?" if others else ""
+        raise WorkdirError(f"{workdir} holds no run: there is no config.json in it or up to two folders below{near}")
+    return list(map(RunFolder, found))
+
+
+def run_in(workdir: Path) -> RunFolder:
+    """Return the only run at or below `workdir`. Raises WorkdirError if there is none, and names them if several."""
+    first, *others = runs_in(workdir)
+    if others:
+        names = [name_of(run.path, workdir) for run in (first, *others)]
+        listed = ", ".join(names[:_MOST_NAMES]) + (", ..." if names[_MOST_NAMES:] else "")
+        raise WorkdirError(
+            f"{workdir} holds {len(names)} runs, but one is needed. Name one, for example "
+            f"--workdir={first.path}; runs: {listed}"
+        )
+    return first

@@ -1,0 +1,355 @@
+"""A trained run as a function of parameters and tokens, from its folder or from one file that travels.
+
+The file is safetensors, with the run's settings and its tokenizer in the header.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from posx.contract import Composite
+from posx.encodings import Encoding
+from posx.errors import PosxError, WorkdirError, other_names
+from posx.evaluation.ids import token_ids
+from posx.lab.config import RunConfig
+from posx.lab.data import Tokenizer
+from posx.lab.files import checksums
+from posx.lab.files.atomic import disk_errors, write_bytes
+from posx.lab.files.lines import parsed
+from posx.lab.layers import sequential
+from posx.lab.runs.describe import model_of, notice_of_code
+from posx.lab.runs.folder import TOKENIZER_CHECKSUM, RunFolder, run_in
+from posx.lab.runs.text import saved_tokenizer
+from posx.machine.guard import start_devices
+from posx.notices import say
+
+if TYPE_CHECKING:
+    from posx.lab.model import Model
+    from posx.lab.training.layout import Layout
+
+FORMAT, SUFFIX = "posx 1", ".safetensors"
+
+#: Among the digests of arrays, that of all else.
+HEADER = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Apply:
+    """A trained model's forward pass as a function of parameters and tokens."""
+
+    model: Model
+
+    def __call__(self, params: dict[str, Any], tokens: jax.Array, pos: Any = None) -> jax.Array:
+        """Return logits [b, t, v], float32, of the tokens after tokens [b, t]. Positions are 0 .. t - 1 unless given.
+
+        Raises UndefinedLength if an encoding is not defined for t tokens.
+        """
+        tokens = token_ids(tokens, "[b, t]", vocab_size=self.model.vocab_size)
+        length = tokens.shape[1]
+        return self.model.at_length(length)(params, tokens, sequential(length) if pos is None else pos)
+
+
+def load(workdir: str | Path) -> tuple[Apply, dict[str, Any], Tokenizer]:
+    """Return (apply, params, tokenizer) of a trained run or of an exported file.
+
+    `apply(params, tokens [b, t], pos=None)` returns logits [b, t, v], at positions 0 .. t - 1 unless given.
+
+    Raises WorkdirError if the folder holds no run, or no checkpoint that verifies, or if the file is damaged.
+    """
+    path = Path(workdir).expanduser().resolve()
+    folder = _unpacked(path) if os.path.isfile(path) else run_in(path)
+    model, params, tokenizer, _ = load_model(folder)
+    return Apply(model), params, tokenizer
+
+
+def load_model(folder: RunFolder, layout: Layout | None = None) -> tuple[Model, dict[str, Any], Tokenizer, int]:
+    """Return the model of a run, its newest good parameters, its tokenizer, and their step.
+
+    layout: the devices over which parameters are sharded; None for one device.
+    """
+    start_devices()  # else it would be the checkpoints that cannot be read
+    run = folder.read_config()
+    notice_of_code(run, folder.path.name)
+    tokenizer = saved_tokenizer(folder)
+    model = model_of(run, tokenizer.vocab_size)
+    abstract = layout.placed(model.abstract()) if layout else model.abstract()
+    borrowed = check_borrowed(folder, run) if folder.is_borrowed else None
+    if folder.weights.is_file():
+        step, params = _arrays(folder.weights, abstract)
+        return model, params, tokenizer, step
+    from posx.lab.training.checkpoints import Checkpoints
+
+    whose = run.hash
+    if borrowed:
+        notice_of_code(borrowed, folder.weights.name)
+        folder, whose = RunFolder(folder.weights), borrowed.hash
+    restored = Checkpoints(folder.checkpoints, run=whose).restore({"params": abstract}, notice=say)
+    if restored is None and (last := folder.ended_with_nan()) is not None:
+        raise WorkdirError(
+            f"{folder.path} has no checkpoint: its training ended with NaN at step {last}. Train again with a "
+            "lower --config.train.learning_rate."
+        )
+    if restored is None:
+        raise _no_checkpoint(folder)
+    step, state = restored
+    ended = checksums.whole(folder.done_file).get("step")
+    if isinstance(ended, int) and step < ended:  # else its numbers would be taken for those of the whole training
+        raise WorkdirError(
+            f"{folder.path}: this run ended at step {ended}, but that checkpoint is damaged. posx verify names the "
+            f"file. The command that trained the run trains on from step {step}."
+        )
+    return model, jax.tree.map(jnp.asarray, state["params"]), tokenizer, step
+
+
+def stored_step(folder: RunFolder) -> int:
+    """Return the step of the weights of a run, from names and headers alone. Raises WorkdirError if it has none."""
+    if folder.weights.is_file():
+        with reading(folder.weights):
+            return int(_header(folder.weights)["step"])
+    step = RunFolder(folder.weights).newest_step
+    if step is None:
+        raise _no_checkpoint(folder)
+    return step
+
+
+def _no_checkpoint(folder: RunFolder) -> WorkdirError:
+    return WorkdirError(f"{folder.path} holds no checkpoint yet. Run `posx train` with this --workdir first.")
+
+
+def check_borrowed(folder: RunFolder, run: RunConfig) -> RunConfig:
+    """Return the settings of the run whose weights `run` has: those of its parent, or its own in an exported file.
+
+    Raises WorkdirError if another run is there, or a run with another tokenizer.
+    """
+    weights, name = folder.weights, folder.path.name
+    if weights.is_file():
+        with reading(weights):
+            held = str(parsed(_header(weights)["config"])["hash"])
+        if held != run.hash:
+            raise WorkdirError(
+                f"{name} has the weights of {weights}, but that file is of the run {held}, not of {run.hash}. Restore "
+                "the file."
+            )
+        return run
+    found = check_parent(run, RunFolder(weights), name)
+    own, theirs = (checksums.whole(path / folder.config_file.name) for path in (folder.path, weights))
+    if own.get(TOKENIZER_CHECKSUM) != theirs.get(TOKENIZER_CHECKSUM):
+        raise WorkdirError(
+            f"{folder.tokenizer_file} is not that of {weights}, whose weights {name} has. Remove this run and evaluate "
+            "it again."
+        )
+    return found
+
+
+def check_parent(run: RunConfig, parent: RunFolder, whose: str) -> RunConfig:
+    """Return the settings of the run whose weights `run` has or starts from. Raises WorkdirError if it is not there."""
+    if not parent.config_file.exists():
+        raise WorkdirError(f"{whose} has the weights of {parent.path}, where no run is. Put that run back.")
+    found = parent.read_config()
+    if found.hash != run.parent.get("hash"):
+        raise WorkdirError(
+            f"{whose} has the weights of the run {run.parent.get('hash')}, but {parent.path} holds {found.hash}. "
+            "Restore that run."
+        )
+    return found
+
+
+def taken_over(params: dict[str, Any], run: RunConfig, tokenizer: Tokenizer, parent: RunFolder) -> dict[str, Any]:
+    """Return fresh parameters with the arrays of a parent run in place of those of equal name and shape.
+
+    Arrays of an encoding are kept if both runs have that encoding there, whatever its fields. Says which arrays are
+    kept, fresh and dropped. Raises WorkdirError if the parent is another run, or has another tokenizer.
+    """
+    from posx.lab.training.checkpoints import flatten
+
+    theirs = check_parent(run, parent, "this run")
+    _, trained, own_tokenizer, step = load_model(parent)
+    if str(step) != run.parent["step"]:
+        raise WorkdirError(f"{parent.path} is at step {step}, but this run starts from step {run.parent['step']}.")
+    if own_tokenizer.digest != tokenizer.digest:
+        raise WorkdirError(
+            f"{parent.path} was trained with another tokenizer. Give --config.data.tokenizer={parent.tokenizer_file}"
+        )
+    fresh, old = flatten(params), flatten(trained)
+
+    def fits(name: str) -> bool:
+        if name not in old or old[name].shape != fresh[name].shape:
+            return False
+        place = re.search(r"layer_(\d+)\.attention\.position\.|shared\.encoding_(\d+)\.", name)
+        if place is None:
+            return True
+        layers = [(one.layers if place[1] else list(dict.fromkeys(one.layers))) for one in (run, theirs)]
+        one, other = (_classes(found[int(place[1] or place[2])], name[place.end() :]) for found in layers)
+        return one == other
+
+    kept = {name: old[name] for name in fresh if fits(name)}
+    if not kept:
+        raise WorkdirError(f"no array of {parent.path} fits this model. Give the model the sizes of that run.")
+    say(f"{parent.path.name} at step {step}: {len(kept)} of {len(old)} arrays kept")
+    for what, names in (("fresh", fresh.keys() - kept.keys()), ("dropped", old.keys() - kept.keys())):
+        layers: dict[str, list[str]] = {}
+        for name in sorted(names):
+            layers.setdefault(re.sub(r"layer_\d+", "layer_*", name), []).extend(re.findall(r"layer_(\d+)", name))
+        if layers:
+            found = (f"{name} ({', '.join(numbers)})" if numbers else name for name, numbers in layers.items())
+            say(f"{what}: {', '.join(found)}")
+    leaves = [jax.device_put(kept[n], leaf.sharding) if n in kept else leaf for n, leaf in
+              zip(fresh, jax.tree.leaves(params), strict=True)]  # fmt: skip
+    return jax.tree.unflatten(jax.tree.structure(params), leaves)
+
+
+def _classes(encoding: Encoding, name: str) -> list[type]:
+    """Return the class of an encoding, and of its parts around the array `name`, as "0.table" in a chain."""
+    part, _, rest = name.partition(".")
+    inner = encoding.named_parts().get(part) if isinstance(encoding, Composite) and rest else None
+    return [type(encoding), *(_classes(inner, rest) if inner else [])]
+
+
+def export(folder: RunFolder, target: Path) -> int:
+    """Write the newest good parameters of a run to `target`, named as in its checkpoints. Return their step.
+
+    The header holds `config` and `tokenizer`, the run's own files, and the digest of every array. Raises WorkdirError,
+    OutOfMemoryError.
+    """
+    from safetensors.numpy import save
+
+    from posx.lab.training.checkpoints import flatten, sha256_of
+
+    _, params, _, step = load_model(folder)
+    arrays = flatten(params)
+    config, tokenizer = (file.read_bytes().decode() for file in (folder.config_file, folder.tokenizer_file))
+    header = {"format": FORMAT, "step": str(step), "config": config, "tokenizer": tokenizer}
+    digests = {name: sha256_of(array) for name, array in arrays.items()}
+    header["digests"] = json.dumps(digests | {HEADER: _digest(header)})
+    with disk_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(target, save(arrays, header))
+    return step
+
+
+def _digest(header: Mapping[str, str]) -> str:
+    words = json.dumps([header[name] for name in ("step", "config", "tokenizer")])
+    return hashlib.sha256(words.encode()).hexdigest()
+
+
+def unpacked(path: Path) -> Path:
+    """Return `path`, or if it is a file that `export` wrote, a temporary run folder with its contents.
+
+    The folder lasts as long as this process. Raises WorkdirError if the file is damaged or not of posx.
+    """
+    return _unpacked(path).path if path.suffix == SUFFIX and os.path.isfile(path) else path
+
+
+def _unpacked(path: Path) -> RunFolder:
+    with reading(path):
+        header = _header(path)
+    place = Path(tempfile.mkdtemp(prefix="posx-"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    folder = RunFolder(place / path.stem)
+    with disk_errors(folder.path):
+        folder.path.mkdir()
+        folder.config_file.write_text(header["config"], "utf-8")
+        folder.tokenizer_file.write_bytes(header["tokenizer"].encode())
+        folder.weights_file.write_text(str(path), "utf-8")
+    return folder
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Make a WorkdirError of whatever is wrong with the file `path`."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except WorkdirError:
+        raise
+    except SafetensorError as error:
+        raise WorkdirError(f"{path} is damaged, or no safetensors file: {error}") from None
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, PosxError) as error:
+        raise WorkdirError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
+
+
+def _header(path: Path) -> dict[str, str]:
+    """Return the header of the file that `export` wrote. Raises WorkdirError if it is of something else or damaged."""
+    from safetensors import safe_open
+
+    with safe_open(path, "numpy") as file:
+        header = file.metadata() or {}
+    if header.get("format") != FORMAT:
+        newer = header.get("format", "").startswith("posx ")
+        by_whom = "a newer posx has written it" if newer else "`posx export` has not written it"
+        raise WorkdirError(f"{path} is not of the format {FORMAT!r}: {by_whom}")
+    if dict(parsed(header["digests"])).get(HEADER) != _digest(header):
+        raise WorkdirError(
+            f"{path} is damaged: its settings or its tokenizer do not match their digest. Export the run again."
+        )
+    return header
+
+
+def is_export(path: Path) -> bool:
+    """Tell whether a file says that `export` wrote it."""
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, "numpy") as file:
+            return (file.metadata() or {}).get("format", "").startswith("posx ")
+    except Exception:  # damaged so that nothing tells, or of something else
+        return False
+
+
+def check_export(path: Path) -> None:
+    """Raise WorkdirError if a file that `export` wrote was cut, edited or changed by the disk."""
+    from safetensors import safe_open
+
+    from posx.lab.training.checkpoints import sha256_of
+
+    with reading(path):
+        header = _header(path)
+        digests = {name: digest for name, digest in dict(parsed(header["digests"])).items() if name != HEADER}
+        with safe_open(path, "numpy") as file:
+            if other := other_names(file.keys(), digests):
+                raise WorkdirError(f"{path} is damaged: its arrays do not match its header: {other}")
+            for name, digest in digests.items():
+                if sha256_of(file.get_tensor(name)) != digest:
+                    raise WorkdirError(f"{path} is damaged: {name} does not match its digest")
+
+
+def _arrays(path: Path, abstract: Any) -> tuple[int, Any]:
+    """Return the step and the parameters, of the shapes, types and shardings of `abstract`, of an exported file.
+
+    Raises WorkdirError if the file is damaged or holds other arrays.
+    """
+    from safetensors import safe_open
+
+    from posx.lab.training.checkpoints import flatten, sha256_of
+
+    with reading(path):
+        header = _header(path)
+        digests = dict(parsed(header["digests"]))
+        with safe_open(path, "numpy") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no mapping)
+    wanted = flatten(abstract)
+    if other := other_names(arrays, wanted):
+        raise WorkdirError(f"{path} holds other arrays than its settings need: {other}. Export the run again.")
+    for name, leaf in wanted.items():
+        array = arrays[name]
+        if (array.shape, array.dtype) != (leaf.shape, leaf.dtype) or sha256_of(array) != digests.get(name):
+            raise WorkdirError(
+                f"{path} is damaged: {name} has another shape, or does not match its digest. Export the run again."
+            )
+    leaves = [jax.device_put(arrays[name], leaf.sharding) for name, leaf in wanted.items()]
+    return int(header["step"]), jax.tree.unflatten(jax.tree.structure(abstract), leaves)

@@ -1,0 +1,91 @@
+"""One run from its settings to `DONE`: checks first, then training, then evaluation; what is finished is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import Any
+
+import jax
+
+from posx.errors import Damaged, DataError, PartialFailure, WorkdirError
+from posx.lab.config import RunConfig
+from posx.lab.data import Dataset, check_length, corpus, prepare
+from posx.lab.files.rows import failures
+from posx.lab.runs import damage, environment, text
+from posx.lab.runs.checks import check_disk, check_memory, check_stream, check_writable
+from posx.lab.runs.describe import count, executor_of, layout, model_of, opening
+from posx.lab.runs.evaluate import evaluate_run
+from posx.lab.runs.folder import RunFolder
+from posx.lab.runs.load import taken_over
+from posx.lab.training.layout import Layout
+from posx.lab.training.loop import train
+from posx.notices import say
+
+
+def train_and_evaluate(
+    run: RunConfig, folder: RunFolder, mesh: str = "", parent: RunFolder | None = None
+) -> list[dict[str, Any]]:
+    """Train, evaluate and mark `folder` done; return the rows. Every finished part is kept and not done again.
+
+    mesh: "DATAxMODEL" to shard the state over devices too, see `posx.lab.training.layout`. parent: the run whose
+    weights this one starts from, if `run.parent` names one.
+    """
+    run, how, dataset = _prepared(run, folder, mesh)
+    facts = {
+        "settings": run.hash, "text": dataset.digest, "--mesh": str(how), "--workdir": str(folder.path),
+        "versions": str(environment.versions()),
+    }  # fmt: skip
+    model = model_of(run, dataset.tokenizer.vocab_size)
+
+    def begin() -> None:
+        folder.check_resumes(run)  # another process may have started one here meanwhile
+        damage.mend_settings(folder)
+        environment.record(folder, run, dataset, how)
+        executors = [executor_of(run, *layer) for layer in zip(model.encodings, run.model.masks, strict=True)]
+        dataset.tokenizer.save(folder.tokenizer_file)
+        folder.write_config(run, num_params=count(model), executors=executors)
+        damage.mend(folder, run.hash)
+
+    def first(params: dict[str, Any]) -> dict[str, Any]:
+        return taken_over(params, run, dataset.tokenizer, parent) if parent else params
+
+    with folder.held(facts, begin):
+        state = train(run, model, dataset, folder, how, first)
+        rows = evaluate_run(run, run.eval, model, state["params"], dataset, folder, run.train.steps, how)
+        if failed := failures(rows):
+            raise PartialFailure(f"{folder.path.name}: {'; '.join(failed)}")
+        folder.mark_done(run, len(rows))
+    return rows
+
+
+def _prepared(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, Layout, Dataset]:
+    """Return the run with the digest of its text, its layout on devices and its text. Raises PosxError."""
+    check_writable(folder.path)
+    if folder.is_borrowed:
+        raise WorkdirError(f"{folder.path} has the weights of another run, so it is not trained. Name a new folder.")
+    is_held = folder.config_file.exists()
+    with contextlib.suppress(Damaged):  # it is written again if all else is of this run
+        run = text.at_known_places(run, folder.read_config()) if is_held else run
+    folder.check_resumes(run)
+    at_hand = text.at_hand(folder, run)
+    if is_held:
+        corpus.check_there(at_hand.data, folder.path.name)
+    how = layout(at_hand, environment.devices_of(folder), mesh)
+    say(f"{folder.path.name}  {opening(at_hand, how)}")
+    dataset = prepare(at_hand.data, log=say)
+    if run.text not in ("", dataset.digest):
+        raise DataError(
+            f"data.source={at_hand.data.source}: the text or its tokenizer has changed since the settings of "
+            f"this run were written (digest {run.text[:12]}, now {dataset.digest[:12]}). Restore it, or name it "
+            "with --config.data.source=PATH."
+        )
+    run = dataclasses.replace(run, text=dataset.digest, held_out=dataset.held_out_digest)
+    folder.check_resumes(run)
+    check_stream(run.eval, run.train.length, dataset)
+    check_length(len(dataset.train.tokens), run.train.length, "the training text")
+    num_params = count(model_of(run, dataset.tokenizer.vocab_size))
+    say(f"{folder.path.name}  {dataset.summary()}; {num_params:,} parameters")
+    check_memory(num_params // jax.process_count() if how.model else num_params)
+    check_disk(folder.path, 12 * num_params * (run.train.keep_checkpoints + 1))
+    return run, how, dataset

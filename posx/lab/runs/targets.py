@@ -1,0 +1,169 @@
+"""The targets that a run is measured on: those of its longest windows ever, so that its rows compare.
+
+The longest window decides which tokens a protocol scores: a stretch holds whole windows, and sliding ones need a
+warm-up. That length is the anchor. Rows keep it and it can only rise. Earlier rows are then measured again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from posx.evaluation.base import Protocol, Row
+from posx.evaluation.protocols import Nonoverlapping, PerPosition, longest_window, run_protocols
+from posx.evaluation.scoring import Documents, Targets, digest_of
+from posx.evaluation.statistics import BLOCK_LEN, LEAST_PLACES
+from posx.lab.config import EvalConfig, RunConfig
+from posx.lab.data import Dataset
+from posx.lab.runs.describe import is_defined
+from posx.lab.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from posx.lab.model import Model
+
+#: The fields by which rows compare. A damaged row may lack some: it is measured again.
+_COMPARED = frozenset({"block_len", "max_targets", "stride", "targets"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """The rows that are asked of one `protocol`.
+
+    lengths: requested. moved: lengths whose stored rows used an older set of targets. stored: rows on the current
+    targets, by length. apart: rows with another number of targets or another stride.
+    """
+
+    protocol: Protocol
+    anchor: int
+    lengths: tuple[int, ...]
+    moved: tuple[int, ...]
+    stored: dict[int, Row]
+    apart: tuple[Row, ...]
+
+
+def questions(
+    config: EvalConfig,
+    own: EvalConfig,
+    train_len: int,
+    rows: Sequence[Row],
+    place: Callable[[Protocol, int], str],
+    defined: Callable[[int], bool],
+) -> list[Question]:
+    """Return what `config` asks of a run whose own settings are `own`, for each protocol.
+
+    rows: the stored rows of one step and one text. place: the digest of the targets of a protocol at a length.
+    """
+    longest = max(longest_window(one, train_len) for one in (config, own))
+    found = []
+    for first, lengths in run_protocols(config, train_len, longest):
+        own_rows = (row for row in rows if row["protocol"] == first.name and _COMPARED <= row.keys())
+        kin = [row for row in own_rows if row["block_len"] == BLOCK_LEN]
+        same = [row for row in kin if _settings(row) == (first.num_targets, first.stride_at(row["eval_len"], lengths))]
+        anchor = max(longest, *map(anchor_of, same)) if same else longest
+        protocol = first.of_run(config, train_len, anchor)
+        stored = {row["eval_len"]: row for row in same if row["targets"] == place(protocol, row["eval_len"])}
+        left = {row["eval_len"] for row in same} - stored.keys()
+        moved = sorted(left.intersection(protocol.required(sorted({*lengths, *left, *stored}), defined)))
+        apart = tuple(row for row in kin if row not in same)
+        found.append(Question(protocol, anchor, protocol.required(lengths, defined), tuple(moved), stored, apart))
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A row that is asked of a run.
+
+    targets: the scored ones. windows: [n, 3], as `Targets.windows`, or None if the model is not defined at the length.
+    begins: whether token 0 of the stream takes the place of their first token, [n]. stored: the row, if it is there.
+    """
+
+    question: Question
+    length: int
+    targets: Targets
+    windows: np.ndarray | None
+    begins: np.ndarray | None
+    stored: Row | None
+
+    @property
+    def key(self) -> tuple[int, str] | None:
+        """The pass over the text that gives the row. Protocols may share it. None for an undefined length."""
+        if self.windows is None or self.begins is None:
+            return None
+        return self.length, digest_of(self.windows, self.begins)
+
+
+def few_places(asked: Asked, num_documents: int) -> str:
+    """Return that the targets lie in few of the text's documents, and how to score more; "" if they do not.
+
+    A long window needs all of its targets at one place of the text.
+    """
+    targets, protocol = asked.targets, asked.question.protocol
+    places = max(len(targets.sizes), targets.num_documents or 0)
+    if not isinstance(protocol, Nonoverlapping | PerPosition) or places >= LEAST_PLACES or places >= num_documents:
+        return ""
+    longest = asked.question.anchor
+    return (
+        f"{targets.count:,} targets lie in {targets.num_documents} of {num_documents} documents, because each window "
+        f"of {longest:,} tokens is one place of the text. There are no intervals from so few places. For "
+        f"{LEAST_PLACES} places, pass --num_targets={LEAST_PLACES * longest}"
+    )
+
+
+def stream_of(dataset: Dataset) -> tuple[np.ndarray, Documents]:
+    """Return the stream that a run is scored on, tokens [n + 1], and the places of its documents.
+
+    The begin token before the text is the context of the very first target.
+    """
+    text = dataset.validation
+    documents = Documents(1 + text.offsets[:-1], text.offsets[1:])
+    return np.insert(text.tokens, 0, dataset.tokenizer.begin), documents
+
+
+def asked_rows(
+    run: RunConfig, config: EvalConfig, model: Model, dataset: Dataset, folder: RunFolder, facts: Mapping[str, Any]
+) -> list[Asked]:
+    """Return the rows that `config` asks of a run, with those that its folder holds, in the order of measuring.
+
+    facts: the fields of its rows that name weights and text (hash, step, data_digest, weights and code).
+    """
+    stream, documents = stream_of(dataset)
+    here = {name: facts[name] for name in ("hash", "step", "data_digest", "weights") if name in facts}
+    stored = [row for row in folder.measured() if here.items() <= row.items()]
+    stored = [row for row in stored if row.get("code", {}) == facts.get("code", {})]
+    defined = functools.partial(is_defined, model)
+    place = functools.cache(lambda protocol, length: protocol.targets(stream, [length], documents))
+    found = []
+    for one in questions(
+        config, run.eval, run.train.length, stored, lambda protocol, length: place(protocol, length).digest, defined
+    ):
+        for length in sorted({*one.lengths, *one.moved}):
+            targets, row = place(one.protocol, length), one.stored.get(length)
+            stride = one.protocol.stride_at(length, [length])
+            windows = one.protocol.windows(targets, length, stride) if defined(length) else None
+            begins = None if windows is None else one.protocol.begins(targets, windows)
+            known = row if row and is_answer(row, config) else None
+            found.append(Asked(one, length, targets, windows, begins, known))
+    return found
+
+
+def is_answer(row: Row, config: EvalConfig) -> bool:
+    """Tell whether a stored row need not be computed again.
+
+    A named executor is measured itself, and another precision. A row of status "oom" is tried again, as this may be
+    another machine.
+    """
+    alike = config.executor in ("auto", row.get("executor", "auto")) and config.precision == row.get("precision")
+    return row.get("status") != "oom" and alike
+
+
+def _settings(row: Row) -> tuple[int, int]:
+    return row["max_targets"], row["stride"]
+
+
+def anchor_of(row: Row) -> int:
+    """Return the longest window, in tokens, that the targets of a row serve; at least its own if the row is silent."""
+    return int(row.get("anchor", max(row["eval_len"], row.get("warm_up", 0))))

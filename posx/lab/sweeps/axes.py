@@ -1,0 +1,156 @@
+"""The axes of a sweep: settings, the values each takes, and the run that a combination of them is."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from posx.encodings import encoding_class, spec_text
+from posx.encodings.grammar import parse
+from posx.errors import ConfigError
+from posx.fields import typed_fields
+from posx.lab.config import RunConfig, encoding_section, run_config
+from posx.lab.config.overrides import axis_values, check_key, settings
+from posx.lab.config.sections import LISTS
+from posx.lab.runs.folder import safe_name, short_digest
+
+MOST_RUNS = 1000
+
+#: A value on each axis: {"train.length": 64, "encoding": "rope(base=500000)", "train.seed": 0}.
+Point = Mapping[str, Any]
+
+
+def points_of(config: ConfigDict) -> list[Point]:
+    """Return every combination of the values on the axes of a sweep, where axes that `sweep.zip` joins are one axis.
+
+    Training lengths vary slowest, then encodings, other settings and seeds.
+
+    Raises:
+      ConfigError: a setting is not known or has no value, a value is named twice, axes cannot be joined, or there are
+        more than MOST_RUNS combinations.
+    """
+    axes = axes_of(config)
+    groups = _groups(config, axes)
+    rows = [_rows(group, axes) for group in groups]
+    if (count := math.prod(map(len, rows))) > MOST_RUNS:
+        raise ConfigError(f"this sweep has {count} runs, more than {MOST_RUNS}. Split it into several sweeps.")
+    settings_ = [setting for group in groups for setting in group]
+    values = [dict(zip(settings_, itertools.chain(*rows), strict=True)) for rows in itertools.product(*rows)]
+    return [{setting: point[setting] for setting in axes} for point in values]
+
+
+def axes_of(config: ConfigDict) -> dict[str, tuple[Any, ...]]:
+    """Return {setting: values}: training lengths first, then encodings, other settings, seeds.
+
+    Raises ConfigError for a setting that is not known and for one without values.
+    """
+    given = {setting: (f"sweep.{name}", config.sweep[name]) for name, setting in LISTS.items()}
+    given |= {setting: (f"sweep.axes.{setting}", values) for setting, values in config.sweep.axes.items()}
+    found = {}
+    for setting in (*(s for s in given if s != "train.seed"), "train.seed"):
+        name, values = given[setting]
+        found[setting] = axis_values(config, setting, values, name)
+        if not found[setting]:
+            raise ConfigError(f"{name} is empty. Name at least one.")
+        if setting == "encoding":
+            found[setting] = tuple(_encoding(value, config.encoding.to_dict()) for value in found[setting])
+    return found
+
+
+def _encoding(spec: Any, chosen: Mapping[str, Any]) -> str:
+    """Return the text of `spec`. The name alone of the encoding that the config has chosen stands for its fields."""
+    by_name = isinstance(spec, str) and parse(spec) == {"name": chosen["name"]}
+    return spec_text(chosen if by_name else spec)
+
+
+def _groups(config: ConfigDict, axes: Mapping[str, Sequence[Any]]) -> list[tuple[str, ...]]:
+    """Return the settings that advance together, in the order of the axes; most advance alone. Raises ConfigError."""
+    joined: dict[str, tuple[str, ...]] = {}
+    for entry in config.sweep.get("zip", ()):
+        name = f"sweep.zip={entry}"
+        group = tuple(LISTS.get(part.strip(), part.strip()) for part in entry.split("+"))
+        if len(group) < 2:
+            raise ConfigError(f"{name}: there is only one axis. Join two or more with +.")
+        for setting in group:
+            if setting not in axes:
+                check_key(setting, settings(config), name)
+                raise ConfigError(f"{name}: {setting} has no axis. Add --config.sweep.axes.{setting}=VALUES")
+            if setting in joined or group.count(setting) > 1:
+                raise ConfigError(f"{name}: {setting} is joined twice. Name each axis in one group, once.")
+        counts = [f"{setting} has {len(axes[setting])} values" for setting in group]
+        if len({len(axes[setting]) for setting in group}) > 1:
+            raise ConfigError(f"{name}: {', '.join(counts)}. Axes that advance together need equally many values.")
+        joined |= dict.fromkeys(group, group)
+    return list(dict.fromkeys(joined.get(setting, (setting,)) for setting in axes))
+
+
+def _rows(group: Sequence[str], axes: Mapping[str, Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """Return the values of the settings of `group`, a tuple for each step. Raises ConfigError for two equal steps."""
+    rows = list(zip(*(axes[setting] for setting in group), strict=True))
+    texts = [tuple(map(text_of, group, row)) for row in rows]
+    for row in texts:
+        if texts.count(row) > 1:
+            raise ConfigError(f"the axis {'+'.join(group)} names a value twice: {' with '.join(row)}. Name it once.")
+    return rows
+
+
+def run_at(config: ConfigDict, point: Point) -> RunConfig:
+    """Return the run of a sweep at one combination of values. Raises ConfigError."""
+    return run_config(sections_at(config, point))
+
+
+def sections_at(config: ConfigDict, point: Point) -> dict[str, Any]:
+    """Return the sections of a config at one combination of values. Raises ConfigError."""
+    values = config.to_dict()
+    encoding = encoding_section(point["encoding"]).to_dict()
+    fields = {}
+    for setting, value in point.items():
+        section, _, name = setting.partition(".")
+        if section == "encoding" and name:
+            fields[name] = value
+        elif name:
+            values[section][name] = value
+    if fields:
+        cls, what = encoding_class(encoding["name"]), f"encoding {encoding['name']!r}"
+        encoding |= dict.fromkeys(fields, "auto") | typed_fields(cls, fields, what, "encoding.")
+    return values | {"encoding": encoding}
+
+
+def varying_of(points: Sequence[Point]) -> list[str]:
+    """Return the settings that have several values."""
+    return [s for s in points[0] if len({text_of(s, point[s]) for point in points}) > 1]
+
+
+def names_of(points: Sequence[Point]) -> list[str]:
+    """Return folder names: encoding, length, seed, then other axes: "rope-L64-s0-learning_rate=0.001"."""
+    varying = [setting for setting in varying_of(points) if setting not in LISTS.values()]
+    ends = [setting.rpartition(".")[2] for setting in varying]
+    shown = {s: end if ends.count(end) == 1 else s for s, end in zip(varying, ends, strict=True)}
+    names = []
+    for point in points:
+        main = f"{text_of('encoding', point['encoding'])}-L{point['train.length']}-s{point['train.seed']}"
+        names.append("-".join([main, *(f"{shown[s]}={text_of(s, point[s])}" for s in varying)]))
+    safe = [safe_name(name) for name in names]
+    return [
+        short if safe.count(short) == 1 else f"{short}-{short_digest(name)}"
+        for short, name in zip(safe, names, strict=True)
+    ]
+
+
+def text_of(setting: str, value: Any) -> str:
+    """Return a value as it can be typed. Equal values have equal texts."""
+    if setting == "encoding":
+        return spec_text(value)
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(str, value))})"
+    if setting.startswith("encoding.") and isinstance(value, str):  # typed by the encoding's class later
+        for kind in (int, float):  # 1e-3, 0.001 and "0.001" are one value
+            with contextlib.suppress(ValueError):
+                value = kind(value)
+                break
+    return f"{value + 0.0:.12g}" if isinstance(value, float) else str(value)

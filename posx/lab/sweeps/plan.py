@@ -1,0 +1,216 @@
+"""The runs of a sweep, and the tables of `--dry_run` and `--status`: the time that they take, and how far they are."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from posx.encodings import spec_text
+from posx.errors import ConfigError, PosxError, in_one_line
+from posx.lab.config import RunConfig
+from posx.lab.config.data import PLACES
+from posx.lab.data import DataConfig, Dataset, check_length, prepare
+from posx.lab.data.store import cache_folder
+from posx.lab.files.locks import holder
+from posx.lab.machine.ceiling import machine_ceiling
+from posx.lab.progress import by_reason, duration, size
+from posx.lab.runs import text
+from posx.lab.runs.checks import check_stream, checked, unused
+from posx.lab.runs.folder import RunFolder
+from posx.lab.sweeps.axes import names_of, points_of, run_at, text_of, varying_of
+from posx.lab.sweeps.engines.here import Here
+from posx.lab.sweeps.engines.slurm import jobs_of
+from posx.lab.sweeps.schedule import START, one_or_more
+from posx.lab.sweeps.tasks import Job
+from posx.notices import say
+
+#: The fraction of the speed of matrix products at which a run works, if no run here has measured it.
+USUAL_SHARE = 0.5
+
+
+def plan(config: ConfigDict, workdir: Path, read: bool = False) -> list[Job]:
+    """Return the runs of a sweep: every combination of the values on its axes, each in its folder.
+
+    A run is in the folder that holds it already, else in one named by what varies. `read` reads the texts, whose
+    digests tell runs apart. Without it, the texts of the runs in the folder are taken as unchanged.
+
+    Raises:
+      ConfigError: with every problem of every run; or two runs are the same.
+      DataError: a text is missing, or too short for a run.
+    """
+    points = points_of(config)
+    held = _runs_there(workdir)
+    jobs, found = list[Job](), list[tuple[str, str]]()
+    for name, point in zip(names_of(points), points, strict=True):
+        try:
+            jobs.append(Job(checked(run_at(config, point)), RunFolder(workdir / name), point=point))
+        except ConfigError as error:
+            found.append((name, str(error)))
+    if found:
+        raise ConfigError(in_one_line(by_reason(found)))
+    return _in_their_folders(_once(_with_texts(jobs, held, read)), held, workdir)
+
+
+def _with_texts(jobs: Sequence[Job], held: Mapping[RunFolder, RunConfig], read: bool) -> list[Job]:
+    """Return the jobs with the digests of their texts, at the places where earlier runs of the folder found them."""
+    found: list[Job] = []
+    datasets: dict[DataConfig, Dataset] = {}
+    for job in jobs:
+        namesakes = (
+            (folder, old) for folder, old in held.items() if len(text.named_alike(job.run, old)) == len(PLACES)
+        )
+        folder, before = next(namesakes, (job.folder, job.run))
+        run = text.at_known_places(job.run, before)
+        if read:
+            data = text.at_hand(folder, run).data
+            if data not in datasets:
+                datasets[data] = prepare(data, log=say)
+                say(datasets[data].summary())
+            check_stream(run.eval, run.train.length, datasets[data])
+            check_length(len(datasets[data].train.tokens), run.train.length, "the training text")
+            known = datasets[data].digest, datasets[data].held_out_digest
+        else:  # the run in the job's own folder counts wherever its text is
+            own_first = {job.folder: held[job.folder], **held} if job.folder in held else held
+            same = (old for at, old in own_first.items() if text.may_be_the_same(run, old, at == job.folder))
+            known = next(((old.text, old.held_out) for old in same), ("", ""))
+        found.append(dataclasses.replace(job, run=dataclasses.replace(run, text=known[0], held_out=known[1])))
+    return found
+
+
+def _once(jobs: Sequence[Job]) -> list[Job]:
+    """Return the jobs without those that differ from an earlier one only in settings that neither of them uses.
+
+    The size of the vocabulary is such a setting for bytes, the multiplier of rates for an encoding without parameters.
+    Raises ConfigError for an axis that no job uses, and for two points that train the same.
+    """
+    idle = [unused(job.run) for job in jobs]
+    for setting in jobs[0].point:
+        values = list(dict.fromkeys(text_of(setting, job.point[setting]) for job in jobs))
+        if len(values) > 1 and all(setting in found for found in idle):
+            raise ConfigError(f"{setting}={values[0]} and {values[1]} are the same run: {idle[0][setting]}")
+    first: dict[str, Job] = {}
+    for job, not_used in zip(jobs, idle, strict=True):
+        other = first.setdefault(job.run.hash, job)
+        apart = {s: v for s, v in job.point.items() if text_of(s, v) != text_of(s, other.point[s])}
+        if any(s != "train.position_lr_multiplier" and s not in not_used for s in apart):
+            told = ", ".join(f"{s}={text_of(s, other.point[s])} and {text_of(s, v)}" for s, v in apart.items())
+            raise ConfigError(
+                f"{told} are the same run: the trained weights do not depend on {' and '.join(apart)}. Leave one of "
+                "them out."
+            )
+    return list(first.values())
+
+
+def _in_their_folders(jobs: Sequence[Job], held: Mapping[RunFolder, RunConfig], workdir: Path) -> list[Job]:
+    """Return the jobs in the folders that hold them, whatever those are called.
+
+    If the folder of a new run's name holds another run, the hash of the new run is appended to the name.
+    """
+    by_hash: dict[str, RunFolder] = {}
+    wanted = {job.folder for job in jobs}
+    for folder, run in sorted(held.items(), key=lambda item: (not item[0].finished(item[1]), item[0] not in wanted)):
+        by_hash.setdefault(run.hash, folder)  # of two copies the finished one
+    taken = {by_hash[job.run.hash].path for job in jobs if job.run.hash in by_hash}
+    placed, beside = [], []
+    for job in jobs:
+        folder = by_hash.get(job.run.hash, job.folder)
+        if job.run.hash not in by_hash and (folder in held or folder.path in taken):
+            apart = held[folder].differences(job.run) if folder in held else []
+            folder = RunFolder(workdir / f"{job.name}-{job.run.hash}")
+            beside.append(f"{folder.path.name} ({'; '.join(apart) or 'its name is taken'})")
+        placed.append(dataclasses.replace(job, folder=folder))
+    if beside:
+        taken_names = "1 folder name is" if len(beside) == 1 else f"{len(beside)} folder names are"
+        say(f"notice: {taken_names} taken by runs with other settings; the new runs go to {beside[0]}")
+    return placed
+
+
+def _runs_there(workdir: Path) -> dict[RunFolder, RunConfig]:
+    """Return the runs in `workdir` whose settings can be read, whatever their folders are called."""
+    found = {}
+    with contextlib.suppress(OSError):  # writing there says why a folder cannot be read
+        for path in sorted(workdir.glob("*/config.json")):
+            with contextlib.suppress(PosxError):
+                folder = RunFolder(path.parent)
+                found[folder] = folder.read_config()
+    return found
+
+
+def preview(jobs: Sequence[Job], values: Mapping[str, Any]) -> str:
+    """Return the table of the runs and the sums under it, for an engine as the flags name it.
+
+    No text is read. The matrix products of this machine are measured if no run has done so.
+    """
+    schedule, on, cpus = Here(jobs, values["jobs"]).schedule, values["on"].partition(":")[0], values["cpus"]
+    width = cpus if on else schedule.width
+    varying = varying_of([job.point for job in jobs])
+    rows = [row for job in jobs for row in job.folder.logged()]
+    share = _median([row.get("mfu") for row in rows])
+    start = _median([row["start"].get("seconds") for row in rows if isinstance(row.get("start"), dict)]) or START
+    # One measurement for all runs. It is not stored, as the machine may be busy now.
+    ceiling = functools.cache(lambda folder, dtype: machine_ceiling(folder, dtype, max_age=3600, keep=False))
+    left: dict[str, float] = {}
+    table = [["run", *varying, "resolved", "parameters", "memory", "time", "is"]]
+    for job in jobs:
+        flops = ceiling(cache_folder(job.run.data) / "machine", job.run.model.dtype)
+        cost = job.cost._replace(speed=(share or USUAL_SHARE) * flops / schedule.cores, start=start)
+        part = job.part()
+        left[job.name] = cost.seconds(width, 1 - part) if part < 1 else 0.0
+        time = duration(cost.seconds(width)) + " and evaluation" * (job.expected.eval_flops is None)
+        encodings = ", ".join(dict.fromkeys(map(spec_text, job.run.layers)))
+        table.append([
+            job.name, *(text_of(s, job.point[s]) for s in varying), encodings, f"{job.expected.num_params:,}",
+            size(job.expected.memory), time, _state(job, part),
+        ])  # fmt: skip
+    in_order = sorted(jobs, key=lambda job: job.cost.order)
+    told = f"{duration(schedule.wall_seconds(left[job.name] for job in in_order))} left, {schedule}"
+    if on:
+        each = one_or_more(cpus, "CPU")
+        told = f"{duration(sum(left.values()))} of work left on {each} a run; {on} decides how many train at once"
+    return "\n".join([
+        *aligned(table), "",
+        f"{len(jobs)} runs, {sum(not seconds for seconds in left.values())} of them finished; about {told}",
+        f"The times assume a start of {start:.0f} s, then {share or USUAL_SHARE:.0%} of the speed of matrix products "
+        f"on this machine{', as measured in runs here' if share else '. No run here has measured them yet'}.",
+    ])  # fmt: skip
+
+
+def status(jobs: Sequence[Job], workdir: Path) -> str:
+    """Return the table of how far each run is, which process is at it, and the state of its SLURM job."""
+    queued = jobs_of(workdir)
+    table, ended = [["run", "is", "at work", "job"]], 0
+    for job in jobs:
+        part = job.part()
+        state = f"failed: {why}" if (why := job.failure()) else _state(job, part)
+        table.append([job.name, state, holder(job.folder.path / ".lock"), " ".join(queued.get(job.name, ()))])
+        ended += part == 1
+    return "\n".join([*aligned(table), "", f"{ended} of {len(jobs)} runs are finished"])
+
+
+def _median(measured: Sequence[Any]) -> float | None:
+    """Return the median of the floats, None if there are none."""
+    known = [value for value in measured if isinstance(value, float)]
+    return statistics.median(known) if known else None
+
+
+def _state(job: Job, part: float) -> str:
+    """Return how far a run is, of which a part is finished, or its damage."""
+    if part == 1:
+        return "finished"
+    if found := job.damages():
+        more = f" and {len(found) - 1} more" if found[1:] else ""
+        return f"damaged: {found[0].path.name}: {found[0].problem}{more}"
+    return f"{part:.0%} done" if job.folder.config_file.exists() else "new"
+
+
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table, with columns of equal width."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]

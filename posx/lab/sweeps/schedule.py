@@ -1,0 +1,121 @@
+"""Choose how many runs go at once and on how many cores each: a pure function of the plan and the machine.
+
+One run is fastest on all cores. Many runs are fastest on one core each: a process uses several cores less efficiently
+than several processes do, and its start does not divide. Both effects are fixed numbers here, not measurements of
+earlier runs, so that a sweep that is started again chooses the same schedule.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from posx.lab.runs.cost import COMPILING
+from posx.machine.cores import equal_parts
+
+#: Seconds that a training step takes longer on several devices than its share of the work, as they wait for each other.
+#: Measured on 4 cores at widths 96 to 256, where 4 devices reach 0.65 to 0.93 of the speed of 4 one-core processes.
+SYNC_SECONDS = 0.015
+#: Seconds from the start of a process to its second step, spent on one core by Python and the compiler. Each evaluated
+#: length is one more program to compile, see COMPILING.
+START = 10.0
+#: FLOP/s of a run on one core, to express costs in seconds: half the speed of a matrix product.
+CORE_SPEED = 4e10
+#: The fraction of a core's time that is left if processes take turns on it, since each evicts the data of the last.
+TURNS = 0.97
+#: Bytes of an idle process with compiled programs, and the fraction of the memory that all processes may take.
+PROCESS_MEMORY, MEMORY_SHARE = 600e6, 0.8
+
+
+class Cost(NamedTuple):
+    """The expected cost of a run.
+
+    flops; lengths to evaluate; memory in bytes; steps of training; speed of one core in FLOP/s; start in seconds.
+
+    The rows of a batch are sharded equally, 0 of them over any number of devices. If runs are equally long, lower seeds
+    go first: runs that share programs then start apart, as only the first has to compile them.
+    """
+
+    flops: float
+    lengths: int
+    memory: float
+    steps: int = 0
+    rows: int = 0
+    seed: int = 0
+    speed: float = CORE_SPEED
+    start: float = START
+
+    @property
+    def order(self) -> tuple[float, int]:
+        """A key that sorts runs in the order in which they start: the longest first."""
+        return -self.flops, self.seed
+
+    def devices(self, cores: int) -> int:
+        """Return how many of the cores a run can use, at least one."""
+        return equal_parts(self.rows, max(cores, 1))
+
+    def seconds(self, cores: int, part: float = 1.0) -> float:
+        """Return the expected wall time on some cores, of the given part of the work."""
+        alone = self.flops / self.speed
+        computing = min(alone, alone / self.devices(cores) + SYNC_SECONDS * self.steps)
+        return self.start + part * (computing + COMPILING * self.lengths)
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """The number of processes at once, and the cores of each.
+
+    More processes than cores take turns on all cores. A width of 0 binds them to no cores. why: a reason to show.
+    """
+
+    cores: int
+    at_once: int
+    width: int
+    why: str = ""
+
+    def wall_seconds(self, seconds: Iterable[float]) -> float:
+        """Return the expected wall time of runs that take so many seconds each on their cores, in order of start."""
+        waiting, running, now = [time for time in seconds if time > 0], list[float](), 0.0
+        while waiting or running:
+            places = self.at_once - len(running)
+            running, waiting = running + waiting[:places], waiting[places:]
+            step, turns = min(running), len(running) / (TURNS * self.cores)
+            now += step * turns if len(running) > self.cores else step
+            running = [time - step for time in running if time > step]
+        return now
+
+    def __str__(self) -> str:
+        said = f"{one_or_more(self.at_once, 'run')} at a time"
+        if self.width and self.at_once > self.cores:
+            said += f", taking turns on {one_or_more(self.cores, 'core')}"
+        elif self.width:
+            said += f", {one_or_more(self.width, 'core')}" + " each" * (self.at_once > 1)
+        return said + (f", {self.why}" if self.why else "")
+
+
+def one_or_more(number: int, noun: str) -> str:
+    """Return "one core" or "4 cores"."""
+    return f"one {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def choose(costs: Sequence[Cost], cores: int, memory: float, jobs: int = 0) -> Schedule:
+    """Return the schedule of least expected wall time that fits into `memory` bytes, of `jobs` runs at once if given.
+
+    Every number of runs at once is tried, on equal parts of the cores. More runs than cores take turns, so that few
+    cores wait for the last runs.
+    """
+    sizes = itertools.accumulate(sorted((cost.memory + PROCESS_MEMORY for cost in costs), reverse=True))
+    most = max(1, sum(size <= MEMORY_SHARE * memory for size in sizes))
+    short = f"as {one_or_more(most, 'run')} fit into {memory / 1e9:.1f} GB" if most < min(cores, len(costs)) else ""
+    ordered = sorted(costs, key=lambda cost: cost.order)
+
+    def on_equal_parts(at_once: int) -> Schedule:
+        return Schedule(cores, at_once, max(1, cores // at_once), "" if jobs else short)
+
+    def wall_seconds(schedule: Schedule) -> float:
+        return round(schedule.wall_seconds(cost.seconds(schedule.width) for cost in ordered), 3)
+
+    numbers = [min(jobs, len(costs))] if jobs else range(min(2 * cores, len(costs), most), 0, -1)
+    return min(map(on_equal_parts, numbers), key=wall_seconds) if costs else on_equal_parts(1)

@@ -1,0 +1,180 @@
+"""The tasks of a sweep: to train a run, or to evaluate it. Each is a command on the run's folder."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from posx.errors import PosxError
+from posx.evaluation.protocols import Nonoverlapping, run_protocols
+from posx.lab.config import RunConfig
+from posx.lab.files import lines
+from posx.lab.files.atomic import write_json
+from posx.lab.files.rows import result_of
+from posx.lab.runs.cost import STARTING
+from posx.lab.runs.damage import Damage, damages
+from posx.lab.runs.describe import Expected, expected, row_flops
+from posx.lab.runs.folder import RunFolder
+from posx.lab.runs.text import at_hand
+from posx.lab.sweeps.axes import Point
+from posx.lab.sweeps.schedule import CORE_SPEED, START, Cost
+
+#: A word of every task's command: its process runs alone, even if several processes were started together.
+ALONE = "--processes=1"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """A command on the folder of a run. It logs to `log.txt` there, and prints results to its `output` if it has one.
+
+    Each kind of task has a `cost`, a `command` in words, its `progress` (the finished part, below 1 until it ends), and
+    in a few words its present `state` and its `outcome`.
+    """
+
+    run: RunConfig
+    folder: RunFolder
+    output: Path | None = None
+
+    @property
+    def name(self) -> str:
+        return self.folder.path.name
+
+    @functools.cached_property
+    def expected(self) -> Expected:
+        """The cost of the whole run, whose tokenizer its folder may hold. Raises PosxError if nothing tells it."""
+        return expected(at_hand(self.folder, self.run))
+
+    @functools.cached_property
+    def _row_flops(self) -> dict[tuple[str, int], float]:
+        """The operations behind each required row, by protocol and length; none if the folder does not tell them."""
+        with contextlib.suppress(PosxError):
+            return row_flops(at_hand(self.folder, self.run))
+        return {}
+
+    def part_of_rows(self, before: int = 0) -> float:
+        """Return the finished part of the evaluation, by operations, from the rows after the first `before` ones.
+
+        The rows before them, which are not computed again, are no part of it.
+        """
+        rows, weights = self.folder.measured(), self._row_flops
+        done = sum(weights.get(row, 0.0) for row in self._answered(rows[before:]))
+        left = sum(flops for row, flops in weights.items() if row not in self._answered(rows))
+        return done / (done + left) if done else 0.0
+
+    def _answered(self, rows: Sequence[Mapping[str, Any]]) -> set[tuple[str, int]]:
+        """Return the required rows, by protocol and length, that are among `rows` with as many targets."""
+        wanted = {one.name: one.num_targets for one, _ in run_protocols(self.run.eval, self.run.train.length)}
+        same = (row for row in rows if row.get("max_targets") == wanted.get(row["protocol"], -1))
+        return {(row["protocol"], row["eval_len"]) for row in same}
+
+
+@dataclasses.dataclass(frozen=True)
+class Job(_Task):
+    """One run of a sweep, trained and evaluated. point: the values on the axes that it is at."""
+
+    point: Point = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def cost(self) -> Cost:
+        train = self.run.train
+        found, rows = self.expected, train.batch_size // train.accumulation
+        work = found.slower * (found.flops + (found.eval_flops or 0.0))
+        return Cost(work, found.lengths, found.memory, train.steps, rows, train.seed)
+
+    def command(self) -> list[str]:
+        """Return the words of the run as `posx train`. Leaves its settings in its folder."""
+        write_json(self.folder.asked_file, self.run.to_json())
+        self.folder.status_file.unlink(missing_ok=True)
+        return ["train", f"--config_json={self.folder.asked_file}", f"--workdir={self.folder.path}", ALONE]
+
+    def failure(self) -> str:
+        """Return why the last process failed, "" if it did not."""
+        return self.folder.failure().removeprefix(f"{self.name}: ")
+
+    def finished(self) -> bool:
+        """Tell whether these settings were trained and evaluated to the end, and all files are whole."""
+        return self.folder.finished(self.run) and not self.damages()
+
+    def damages(self) -> list[Damage]:
+        """Return the damage in the run's folder."""
+        return damages(self.folder)
+
+    def progress(self) -> float:
+        """Return the finished part of the expected work after the start."""
+        steps = max((row["step"] for row in self.folder.logged()), default=0)
+        training = self.expected.slower * self.expected.flops / CORE_SPEED / (self.cost.seconds(1) - START)
+        trained = min(steps / self.run.train.steps, 1)
+        return 0.99 * (training * trained + (1 - training) * self.part_of_rows())
+
+    def part(self) -> float:
+        """Return the finished part. 1 means that the run is finished."""
+        return 1.0 if self.finished() else self.progress()
+
+    def state(self) -> str:
+        rows = self.folder.measured()
+        if rows:
+            return f"{self.name} evaluating {rows[-1]['protocol']} at {rows[-1]['eval_len']}"
+        last = self.folder.logged()[-1:]
+        if not last:
+            return self.name
+        loss = last[0].get("loss")
+        told = f" loss {loss:.3f}" if isinstance(loss, float) else ""
+        return f"{self.name} {last[0]['step']}/{self.run.train.steps}{told}"
+
+    def outcome(self) -> str:
+        """Return perplexities of the non-overlapping protocol at the shortest and the longest length."""
+        rows = {row["eval_len"]: row for row in self.folder.measured() if row["protocol"] == Nonoverlapping.name}
+        ends = sorted({min(rows), max(rows)}) if rows else []
+        return ", ".join(f"{result_of(rows[length])} at {length}" for length in ends)
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation(_Task):
+    """One run, evaluated.
+
+    run: its settings, with those that the flags `words` set. speed: FLOP/s of one core.
+    """
+
+    words: tuple[str, ...] = ()
+    speed: float = CORE_SPEED
+
+    @functools.cached_property
+    def cost(self) -> Cost:
+        """The expected cost, 0 if the folder does not tell it: the task's process will say what is missing there."""
+        with contextlib.suppress(PosxError):
+            found, stored = self.expected, self._answered(self.folder.measured())
+            missing = {length: n for (name, length), n in self._row_flops.items() if n and (name, length) not in stored}
+            flops = sum(n for row, n in self._row_flops.items() if row not in stored and found.eval_flops is not None)
+            return Cost(
+                found.slower * flops, len(missing), found.memory, seed=self.run.train.seed, speed=self.speed,
+                start=STARTING,
+            )  # fmt: skip
+        return Cost(0.0, 0, 0.0)
+
+    def command(self) -> list[str]:
+        return ["evaluate", f"--workdir={self.folder.path}", "--json", ALONE, *self.words]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the measured rows, none if the task failed."""
+        return lines.read(self.output) if self.output else []
+
+    def progress(self) -> float:
+        return 0.99 * self.part_of_rows(self._before)
+
+    @functools.cached_property
+    def _before(self) -> int:
+        """The number of rows at the first look."""
+        return len(self.folder.measured())
+
+    def state(self) -> str:
+        return self.name
+
+    def outcome(self) -> str:
+        return f"{len(self.rows())} rows"
+
+
+Task: TypeAlias = Job | Evaluation

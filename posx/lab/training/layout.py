@@ -1,0 +1,197 @@
+"""How training lies on devices: the rows of a batch, and the state.
+
+Rows are sharded, and each device has a copy of the state, as one machine does by itself. Or parameters and both moments
+are sharded as well, by the table `RULES`, over a mesh `DATA` x `MODEL` that may span many processes. XLA then gathers
+the weights of a layer for their use and brings their gradients back (FSDP, arXiv 2304.11277; over `MODEL` as
+Megatron-LM, arXiv 1909.08053). The step is the same function in both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from posx.encodings.rates import Rates
+from posx.errors import ConfigError
+from posx.lab.config import TrainConfig
+from posx.lab.model import Model
+from posx.lab.training.step import Metrics, State, init_state, train_steps
+from posx.machine.devices import DATA, MODEL, mesh, mesh_of, on_devices
+
+#: The rows `rows` of the batches of some steps: int32 [n, rows, t + 1].
+Batches = Callable[[slice], np.ndarray]
+
+#: The axis of the mesh over which each dimension of a parameter is sharded, by the end of its name. All other
+#: parameters are whole. An axis that does not divide the size does not shard it.
+RULES: dict[tuple[str, ...], tuple[str, str]] = {
+    ("embedding",): (MODEL, DATA),
+    ("unembedding",): (DATA, MODEL),
+    ("attention", "query"): (DATA, MODEL),
+    ("attention", "key"): (DATA, MODEL),
+    ("attention", "value"): (DATA, MODEL),
+    ("attention", "out"): (MODEL, DATA),
+    ("mlp", "up"): (DATA, MODEL),
+    ("mlp", "gate"): (DATA, MODEL),
+    ("mlp", "down"): (MODEL, DATA),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The devices of training: `data` of them with a copy of the state each, or with `model`, `data` x `model` parts.
+
+    DATA divides the rows of every part of a batch.
+    """
+
+    data: int = 1
+    model: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.data}x{self.model}" if self.model else str(self.data)
+
+    @property
+    def num_devices(self) -> int:
+        return self.data * max(self.model, 1)
+
+    @property
+    def mesh(self) -> Mesh:
+        return mesh(self.num_devices, self.model)
+
+    @property
+    def is_global(self) -> bool:
+        """Whether parameters lie on the mesh of all processes, so that programs are compiled over that mesh."""
+        return self.model > 0 or jax.process_count() > 1
+
+    def init(self, model: Model, config: TrainConfig) -> State:
+        """Make the state at step 0."""
+        if not self.model:
+            return self.put(init_state(model, config))
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract(model, config))
+        return jax.jit(lambda: init_state(model, config), out_shardings=shardings)()
+
+    def put(self, state: State) -> State:
+        """Copy a state that was restored or made on one device to the devices of training. Parts stay in place."""
+        if self.model:
+            return state
+        if not self.is_global:
+            return on_devices(state, self.num_devices)
+        whole = NamedSharding(self.mesh, PartitionSpec())
+        return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, whole, np.asarray(x).__getitem__), state)
+
+    def abstract(self, model: Model, config: TrainConfig) -> State:
+        """Return shapes and types of the state, with the shardings of its parts."""
+        return self.placed(jax.eval_shape(lambda: init_state(model, config)))
+
+    def placed(self, abstract: Any) -> Any:
+        """Return shapes and types of parameters, or of a state, with the shardings of their parts."""
+
+        def one(path: tuple[Any, ...], leaf: Any) -> Any:
+            sharding = NamedSharding(self.mesh, spec(path, leaf.shape, {DATA: self.data, MODEL: self.model}))
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+        return jax.tree_util.tree_map_with_path(one, abstract) if self.model else abstract
+
+    def tokens(self, shape: tuple[int, ...], batches: Batches) -> jax.Array:
+        """Shard batches of `shape` [n, b, t + 1]. Each process makes the rows of its own devices."""
+        made = functools.cache(lambda start, stop: batches(slice(start, stop)))  # devices along MODEL share rows
+
+        def part(index: Any) -> np.ndarray:
+            return made(*index[1].indices(shape[1])[:2])
+
+        return jax.make_array_from_callback(shape, rows_sharding(self.mesh), part)
+
+    def steps(
+        self, model: Model, config: TrainConfig, state: State, tokens: jax.Array, count: int, rates: Rates
+    ) -> tuple[State, Metrics]:
+        """Run `train_steps` on these devices."""
+        if not self.model:
+            return train_steps(model, config, state, tokens, count, self.num_devices, rates)
+        with jax.set_mesh(self.mesh):
+            return program(self, model, config, rates)(state, tokens, count)
+
+
+@functools.cache
+def program(layout: Layout, model: Model, config: TrainConfig, rates: Rates) -> Callable[..., tuple[State, Metrics]]:
+    """Compile `train_steps` so that the state keeps its shardings."""
+    state = jax.tree.map(lambda leaf: leaf.sharding, layout.abstract(model, config))
+    whole = NamedSharding(layout.mesh, PartitionSpec())
+
+    def steps(state: State, tokens: jax.Array, count: Any) -> tuple[State, Metrics]:
+        return train_steps(model, config, state, tokens, count, 1, rates)
+
+    return jax.jit(steps, donate_argnums=0, out_shardings=(state, whole))
+
+
+def rows_sharding(mesh: Mesh) -> NamedSharding:
+    """Return the sharding of batches [n, b, t + 1]."""
+    return NamedSharding(mesh, PartitionSpec(None, DATA))
+
+
+def agreement(layout: Layout) -> Callable[[bool], bool]:
+    """Return a function that tells all processes at the same call whether one of them has raised its flag.
+
+    With several processes it tells of the flags at the call before. Their result is known by now, so nothing waits.
+    """
+    if jax.process_count() == 1:
+        return bool
+    every, whole = (NamedSharding(layout.mesh, PartitionSpec(*axes)) for axes in ((layout.mesh.axis_names,), ()))
+    raised = jax.jit(jnp.any, out_shardings=whole)
+    before: list[Any] = [False]
+
+    def agreed(flag: bool) -> bool:
+        flags = jax.make_array_from_callback((layout.num_devices,), every, lambda _: np.array([flag]))
+        before.append(raised(flags))
+        return bool(before.pop(0))
+
+    return agreed
+
+
+def spec(path: tuple[Any, ...], shape: tuple[int, ...], sizes: dict[str, int]) -> PartitionSpec:
+    """Return how an array of the state is sharded, by the last names of its path. sizes: those of the mesh's axes."""
+    names = tuple(key.key for key in path if hasattr(key, "key"))
+    for end, axes in RULES.items():
+        if names[-len(end) :] == end and len(shape) == len(axes):
+            return PartitionSpec(*(axis if n % sizes[axis] == 0 else None for axis, n in zip(axes, shape, strict=True)))
+    return PartitionSpec()
+
+
+def asked_layout(text: str, rows: int, key_heads: int) -> Layout:
+    """Return the layout of `--mesh=DATAxMODEL`; "" for copies on all devices of several processes, or for one device.
+
+    rows: of a part of a batch, which DATA must divide; key_heads: which MODEL must divide. Raises ConfigError.
+    """
+    devices, several = jax.device_count(), jax.process_count() > 1
+    if not text and not several:
+        return Layout()
+    if not text:
+        if rows % devices:
+            raise ConfigError(
+                f"{devices} devices must divide the {rows} rows of a part of a batch. Use one of {_divisors(rows)}."
+            )
+        return Layout(devices)
+    data, model = mesh_of(text)
+    if data * model > devices or (data * model < devices and several):
+        raise ConfigError(f"--mesh={data}x{model} needs {data * model} devices, but there are {devices}.")
+    check_mesh(data, model, rows, key_heads)
+    return Layout(data, model)
+
+
+def check_mesh(data: int, model: int, rows: int, key_heads: int) -> None:
+    """Raise ConfigError unless DATA divides the rows of a part of a batch, and MODEL the key heads."""
+    divided = (("DATA", data, "rows of a part of a batch", rows), ("MODEL", model, "key heads", key_heads))
+    for name, size, what, count in divided:
+        if count % size:
+            raise ConfigError(
+                f"--mesh={data}x{model}: {name} must divide the {count} {what}. Use one of {_divisors(count)}."
+            )
+
+
+def _divisors(count: int) -> list[int]:
+    return [n for n in range(1, count + 1) if count % n == 0]

@@ -1,0 +1,290 @@
+"""The training loop: batches in, checkpoints and metrics out; the same call resumes.
+
+Metrics go to `metrics.jsonl`, and to TensorBoard's copy of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from posx.errors import Interrupted, NonFiniteError, OutOfMemoryError, Stopped
+from posx.evaluation.scoring import out_of_memory
+from posx.lab import interrupts
+from posx.lab.config import RunConfig, TrainConfig
+from posx.lab.data import Dataset, batch
+from posx.lab.data.store import cache_folder
+from posx.lab.files.atomic import disk_errors
+from posx.lab.machine.ceiling import machine_ceiling
+from posx.lab.machine.compile_cache import start_cost
+from posx.lab.model import Model
+from posx.lab.progress import Meter
+from posx.lab.runs.folder import RunFolder
+from posx.lab.training.checkpoints import Checkpoints
+from posx.lab.training.layout import Layout, agreement
+from posx.lab.training.step import Metrics, State, flops_per_token, learning_rate
+from posx.lab.training.watchdog import Watchdog
+from posx.notices import say
+
+#: The numbers of a row that TensorBoard shows.
+SHOWN = ("loss", "ppl", "grad_norm", "learning_rate", "tokens_per_second", "mfu")
+
+
+def train(
+    run: RunConfig,
+    model: Model,
+    dataset: Dataset,
+    folder: RunFolder,
+    layout: Layout = Layout(),
+    first: Callable[[dict[str, Any]], dict[str, Any]] = lambda params: params,
+) -> State:
+    """Train to `train.steps` from the newest good checkpoint in `folder`, or from step 0; return the final state.
+
+    first: maps fresh parameters to those of step 0.
+
+    Resumes bit for bit as if never interrupted: the state holds all that changes, batches and dropout are functions of
+    the step. Raises NonFiniteError with the step; the last good checkpoint stays.
+    """
+    config, rates, name = run.train, run.rates, folder.path.name
+    checkpoints = Checkpoints(folder.checkpoints, config.keep_checkpoints, run.hash)
+    with _memory_errors(name, config.accumulation), Meter(name, config.steps) as meter:
+        meter.waiting("compiling", folder.usual_start())
+        restored = checkpoints.restore(layout.abstract(model, config), notice=say)
+        if restored is None:
+            state = layout.init(model, config)
+            state = state | {"params": layout.put(first(state["params"]))}
+        else:
+            step, saved = restored
+            state = layout.put(jax.tree.map(jnp.asarray, saved))
+            if 0 < step < config.steps:
+                say(f"resuming {name} at step {step}")
+        start = int(state["step"])
+        if start >= config.steps:
+            return state
+        log, stops = MetricsLog(run, model, folder, start), agreement(layout)
+        shape = (config.dispatch_steps, config.batch_size, config.length + 1)
+        with interrupts.saved_first(), log, Watchdog(folder.path, config.dispatch_steps) as watchdog:
+            for steps in dispatches(config, start):
+                interrupts.check()
+                if stops(interrupts.terminated() or interrupts.interrupted()):
+                    _save_and_stop(checkpoints, state, folder, steps.start, log)
+                tokens = layout.tokens(shape, functools.partial(_batches, dataset, config, steps))
+                state, metrics = layout.steps(model, config, state, tokens, len(steps), rates)
+                log.add(metrics, len(steps))
+                done = steps.stop
+                due = done % config.checkpoint_steps == 0 or done == config.steps
+                if due or done % config.log_steps == 0:
+                    meter.update(done, f"{done}/{config.steps}  {log.write(done)}")
+                elif steps.start == start:  # compiled
+                    meter.update(done, f"{done}/{config.steps}")
+                if due:
+                    watchdog.pause()
+                    checkpoints.save(done, _finite(state, folder, done))
+                    log.restart_clock()
+                watchdog.beat()
+    return state
+
+
+def _save_and_stop(checkpoints: Checkpoints, state: State, folder: RunFolder, step: int, log: MetricsLog) -> None:
+    """Save the state and the metrics up to `step`, and raise Stopped, or Interrupted."""
+    if log.pending:
+        log.write(step)
+    if step and step not in checkpoints.steps():
+        checkpoints.save(step, _finite(state, folder, step))
+    error = Interrupted if interrupts.interrupted() else Stopped
+    raise error(f"{folder.path.name}: stopped and saved at step {step}")
+
+
+def dispatches(config: TrainConfig, start: int) -> Iterator[range]:
+    """Yield steps `start` .. `train.steps` - 1 as they are sent to the device: none passes a log line or a checkpoint.
+
+    The first goes alone, so that the cost of a start is known from compiling and one step.
+    """
+    size = 1
+    while start < config.steps:
+        due = (start - start % every + every for every in (config.log_steps, config.checkpoint_steps))
+        steps = range(start, min(start + size, config.steps, *due))
+        yield steps
+        start, size = steps.stop, config.dispatch_steps
+
+
+def _batches(dataset: Dataset, config: TrainConfig, steps: range, rows: slice) -> np.ndarray:
+    """Return rows of the batches of `steps`, int32 [n, rows, t + 1].
+
+    n is always `dispatch_steps`, so that one program serves all.
+    """
+    count = len(range(config.batch_size)[rows])
+    block = np.zeros((config.dispatch_steps, count, config.length + 1), np.int32)
+    for n, step in enumerate(steps):
+        block[n] = batch(
+            dataset.train.tokens, digest=dataset.digest, seed=config.seed, step=step,
+            batch_size=config.batch_size, length=config.length, rows=rows,
+        )  # fmt: skip
+    return block
+
+
+@contextlib.contextmanager
+def _memory_errors(name: str, accumulation: int) -> Iterator[None]:
+    """Turn an accelerator's or the host's out-of-memory error into OutOfMemoryError."""
+    try:
+        yield
+    except Exception as error:  # JAX has several for one thing
+        if not out_of_memory(error):
+            raise
+        raise OutOfMemoryError(
+            f"{name}: memory ran out. Raise train.accumulation (now {accumulation}), or lower the model's sizes "
+            "or the batch."
+        ) from None
+
+
+def _finite(state: State, folder: RunFolder, step: int) -> State:
+    """Return `state` if its parameters are finite: others must never become the last good checkpoint."""
+    params: list[Any] = jax.tree.leaves(state["params"])
+    if all(param.is_fully_replicated for param in params):
+        finite = all(np.isfinite(np.asarray(param)).all() for param in params)
+    else:
+        finite = bool(jax.jit(lambda arrays: jnp.stack([jnp.isfinite(x).all() for x in arrays]).all())(params))
+    if not finite:
+        raise diverged(folder, f"a parameter is not finite after step {step}")
+    return state
+
+
+class MetricsLog:
+    """The metrics of the steps since the last row, kept on the device until a row is written."""
+
+    def __init__(self, run: RunConfig, model: Model, folder: RunFolder, start: int):
+        self.run, self.folder, self.last_step = run, folder, start
+        self.pending: list[tuple[Metrics, int]] = []
+        self.schedule = learning_rate(run.train)
+        self.flops_per_token = flops_per_token(model, run.train.length)
+        place, dtype = cache_folder(run.data) / "machine", run.model.dtype
+        self.ceiling = machine_ceiling(place, dtype) if folder.is_written else math.nan  # `logged` waits for it
+        self.attempt = 1 + max((row["attempt"] for row in folder.logged()), default=0)
+        self.clock = 0.0  # set when the first step has compiled
+        self.start: dict[str, Any] = {}  # goes into the first row
+
+    def __enter__(self) -> MetricsLog:
+        with disk_errors(self.folder.path):
+            suffix = f".{self.attempt}.{os.getpid()}"
+            place, writes = self.folder.path / "tensorboard", self.folder.is_written
+            self.board = open_board(place, suffix, self.last_step, writes)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        with interrupts.deferred():  # its writer has a thread and a lock: interrupted between them, it would hang
+            close_board(self.board)
+
+    def add(self, metrics: Metrics, count: int) -> None:
+        """Add metrics [n] of the next `count` steps."""
+        self.pending.append((metrics, count))
+        if len(self.pending) > 1:  # one call ahead of the device and no more: earlier calls have ended
+            jax.block_until_ready(self.pending[-2][0])
+        if not self.clock:  # the first step compiles: tokens/s count from its end
+            jax.block_until_ready(metrics)
+            self.clock, self.timed_from = time.perf_counter(), self.last_step + count
+            self.start = {"start": start_cost()}
+
+    def restart_clock(self) -> None:
+        """Leave the time since the last row out of the tokens/s of the next row."""
+        self.clock = time.perf_counter()
+
+    def write(self, step: int) -> str:
+        """Write one row for the steps up to `step`, and return the facts to show. Raises NonFiniteError."""
+        fetched = jax.device_get(self.pending)
+        losses, norms = (
+            np.concatenate([np.float64(metrics[name][:count]) for metrics, count in fetched])
+            for name in ("loss", "grad_norm")
+        )
+        bad = ~(np.isfinite(losses) & np.isfinite(norms))
+        if bad.any():
+            first = int(bad.argmax())
+            loss, norm, at = losses[first], norms[first], self.last_step + first + 1
+            self._append({"step": at, "loss": loss, "grad_norm": norm, "attempt": self.attempt})
+            raise diverged(self.folder, f"loss {loss}, gradient norm {norm} at step {at}")
+        row = self._row(step, losses, norms) | self.start
+        self._append(row)
+        self.pending, self.start, self.last_step = [], {}, step
+        speed = f"  {row['tokens_per_second']:,.0f} tokens/s" if row["tokens_per_second"] else ""
+        ppl = f"{row['ppl']:.2f}" if row["ppl"] < 1e6 else f"{row['ppl']:.1e}"
+        return f"loss {row['loss']:.3f}  ppl {ppl}{speed}"
+
+    def _append(self, row: dict[str, Any]) -> None:
+        self.folder.append(self.folder.metrics_file, row | {"hash": self.run.hash})
+        with interrupts.deferred():
+            for name in SHOWN:
+                if row.get(name) is not None and math.isfinite(row[name]):  # else tensorboardX prints a warning
+                    self.board.add_scalar(name, row[name], row["step"])
+
+    def _row(self, step: int, losses: np.ndarray, norms: np.ndarray) -> dict[str, Any]:
+        now = time.perf_counter()
+        tokens_per_step = self.run.train.batch_size * self.run.train.length
+        timed = step - self.timed_from
+        speed = timed * tokens_per_step / (now - self.clock) if timed else None
+        self.clock, self.timed_from = now, step
+        loss = float(losses.mean())
+        return {
+            "step": step,
+            "attempt": self.attempt,
+            "tokens": step * tokens_per_step,
+            "loss": loss,
+            "ppl": math.exp(min(loss, 700.0)),
+            "grad_norm": float(norms.mean()),
+            "learning_rate": float(self.schedule(step - 1)),
+            "tokens_per_second": speed,
+            "mfu": speed * self.flops_per_token / self.ceiling if speed else None,
+        }
+
+
+def diverged(folder: RunFolder, what: str) -> NonFiniteError:
+    """Return the error of a run that diverged, with the checkpoint that is left and the settings to change."""
+    steps = Checkpoints(folder.checkpoints).steps()
+    kept = f"; the checkpoint of step {steps[-1]} is kept" if steps else ""
+    return NonFiniteError(f"{folder.path.name}: {what}{kept}. Lower train.learning_rate or train.clip_norm.")
+
+
+def open_board(folder: Path, suffix: str, start: int, writes: bool = True) -> Any:
+    """Return a tensorboardX writer into `folder` whose file name ends with `suffix`, for steps after `start`.
+
+    It writes nothing unless it `writes`.
+
+    TensorBoard drops later steps that a process before this one wrote. The writer has a thread of its own, whose write
+    errors are hidden: `metrics.jsonl` is on the same disk and reports them. tensorboardX imports torch if it is
+    installed, two seconds of every start for a type that posx never passes. So torch is hidden from it.
+    """
+    hide = "torch" not in sys.modules
+    if hide:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        from tensorboardX import SummaryWriter
+    finally:
+        if hide:
+            del sys.modules["torch"]
+    shown = threading.excepthook
+
+    def hook(args: Any) -> None:
+        if not (isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith("tensorboardX")):
+            shown(args)
+
+    threading.excepthook = hook
+    return SummaryWriter(str(folder), filename_suffix=suffix, purge_step=start + 1, write_to_disk=writes)
+
+
+def close_board(board: Any) -> None:
+    """Flush and close the writer as far as the disk takes it. Nothing is tried again when the process ends."""
+    writer = board.file_writer
+    try:
+        board.close()
+    except OSError:
+        writer.event_writer._closed = True

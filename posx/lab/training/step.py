@@ -1,0 +1,187 @@
+"""One step of training as a pure function of state and tokens, and several in one call.
+
+The optimizer is AdamW with warm-up, cosine decay and clipping, all from Optax. Position parameters have their
+encodings' own rates.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.flatten_util import ravel_pytree
+
+from posx.encodings.rates import Rate, Rates, rates_of_layers
+from posx.lab.config import TrainConfig
+from posx.lab.layers import sequential
+from posx.lab.model import Model, layer_name, shared_name
+from posx.machine.devices import DATA, on_each
+from posx.machine.platforms import products_in
+
+State = dict[str, Any]
+Metrics = dict[str, jax.Array]
+
+
+def init_state(model: Model, config: TrainConfig) -> State:
+    """Return {"params", "opt_state", "step"} at step 0, a pure function of the seed."""
+    params = model.init(jax.random.key(config.seed))
+    return {"params": params, "opt_state": make_optimizer(config, model).init(params), "step": jnp.zeros((), jnp.int32)}
+
+
+def loss(model: Model, params: State, tokens: jax.Array, dropout_rng: jax.Array | None, executor: str) -> jax.Array:
+    """Return the mean NLL (nats/token) of tokens [b, t + 1], all from position 0. dropout_rng: keys [b]."""
+    pos = sequential(tokens.shape[1] - 1)
+    return -model.log_probs(params, tokens, pos, dropout_rng, executor).mean()
+
+
+@functools.partial(jax.jit, static_argnames=("model", "config", "num_devices", "rates"), donate_argnames=("state",))
+def train_step(
+    model: Model, config: TrainConfig, state: State, tokens: jax.Array, num_devices: int = 1, rates: Rates | None = None
+) -> tuple[State, Metrics]:
+    """Return the state after one update on tokens [b, t + 1], and {"loss", "grad_norm"}, the norm before clipping.
+
+    Position parameters are trained at `rates`, or at the rates of `config` and the encodings' classes. With
+    accumulation a, gradients of a equal parts of the batch are averaged, with one part in memory at a time. Rows are
+    sharded over `num_devices`, which divide the rows of a part. Devices synchronise once.
+    """
+    params, numbered = state["params"], (jnp.arange(tokens.shape[0]), tokens)
+
+    def average(whole: tuple[Any, jax.Array], numbered: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any]:
+        found = _gradients(model, config, whole, numbered)
+        if num_devices == 1:
+            return found
+        flat, joined = ravel_pytree(found)  # one array, so that devices synchronise once
+        return joined(jax.lax.pmean(flat, DATA))
+
+    value, grads = on_each(average, num_devices)((params, state["step"]), numbered)
+    with jax.named_scope("optimizer"):
+        updates, opt_state = make_optimizer(config, model, rates).update(grads, state["opt_state"], params)
+        new = {"params": optax.apply_updates(params, updates), "opt_state": opt_state, "step": state["step"] + 1}
+        return new, {"loss": value, "grad_norm": optax.tree.norm(grads)}
+
+
+def _gradients(
+    model: Model, config: TrainConfig, whole: tuple[Any, jax.Array], numbered: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, Any]:
+    """Return loss and gradients of some rows: whole = (params, step), numbered = (numbers [r], tokens [r, t + 1])."""
+    params, step = whole
+
+    def part(numbers: jax.Array, rows: jax.Array) -> tuple[jax.Array, Any]:
+        rng = None
+        if model.config.dropout > 0:  # else the seed is no part of the program, and all seeds share one
+            # The third key of the seed: the first two made the parameters. A row draws the same on any device.
+            rng = jax.random.fold_in(jax.random.split(jax.random.key(config.seed), 3)[2], step)
+            rng = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(rng, numbers)
+        call = functools.partial(loss, model, tokens=rows, dropout_rng=rng, executor=config.executor)
+        with products_in(config.precision):
+            return jax.value_and_grad(call)(params)
+
+    if config.accumulation == 1:
+        return part(*numbered)
+    # Every a-th row makes a part, so that of sharded rows each device holds some of every part.
+    parts = jax.tree.map(lambda x: x.reshape(-1, config.accumulation, *x.shape[1:]).swapaxes(0, 1), numbered)
+    zero = (jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, params))
+    total, _ = jax.lax.scan(lambda total, rows: (jax.tree.map(jnp.add, total, part(*rows)), None), zero, parts)
+    return jax.tree.map(lambda x: x / config.accumulation, total)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "config", "num_devices", "rates"), donate_argnames=("state",))
+def train_steps(
+    model: Model, config: TrainConfig, state: State, tokens: jax.Array, count: jax.Array, num_devices: int = 1,
+    rates: Rates | None = None,
+) -> tuple[State, Metrics]:  # fmt: skip
+    """Return the state after updates on the first `count` of the batches tokens [n, b, t + 1], and metrics [n].
+
+    `count` is no part of the compiled program. So the same code computes every step, bit for bit, wherever log lines,
+    checkpoints or a kill divide a run.
+    """
+
+    def one(n: jax.Array, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
+        state, metrics = train_step(model, config, carry[0], tokens[n], num_devices, rates)
+        return state, {name: carry[1][name].at[n].set(value) for name, value in metrics.items()}
+
+    zeros = {name: jnp.zeros(tokens.shape[0], jnp.float32) for name in ("loss", "grad_norm")}
+    return jax.lax.fori_loop(0, count, one, (state, zeros))
+
+
+def learning_rate(config: TrainConfig) -> optax.Schedule:
+    """Return the learning rate of the update after n others, for n = 0 to `steps` - 1.
+
+    It rises linearly from learning_rate / warmup_steps at the first update to learning_rate at update `warmup_steps`.
+    Then it falls along half a cosine, to exactly `final_learning_rate` at the last update. 0 `warmup_steps` count as 1,
+    and a run of no more updates than that has no cosine.
+    """
+    peak, final, warmup = config.learning_rate, config.final_learning_rate, max(config.warmup_steps, 1)
+
+    def rate(n: Any) -> jax.Array:
+        update = jnp.asarray(n, jnp.float32) + 1
+        done = jnp.clip((update - warmup) / max(config.steps - warmup, 1), 0, 1)
+        cosine = final + (peak - final) * 0.5 * (1 + jnp.cos(jnp.pi * done))
+        return jnp.where(update < warmup, peak * update / warmup, cosine).astype(jnp.float32)
+
+    return rate
+
+
+def make_optimizer(config: TrainConfig, model: Model, rates: Rates | None = None) -> optax.GradientTransformation:
+    """Make the optimizer of `model`, whose position parameters are trained at `rates`, or at their classes' rates.
+
+    A multiplier acts on Adam's step. Clipping comes before, weight decay after, at the model's learning rate for all.
+    """
+    if rates is None:
+        rates = rates_of_layers(model.encodings, model.dims, config.position_lr_multiplier)
+    positions = _positions(model, rates)
+
+    def rate(path: tuple[Any, ...]) -> Rate | None:
+        """Return the rate of the parameter at `path`, None if it belongs to no encoding."""
+        names = tuple(key.key for key in path)
+        return positions.get(names, Rate() if {"position", "shared"} & {*names} else None)
+
+    def decays(path: tuple[Any, ...], leaf: Any) -> bool:
+        """Return whether weight decay acts on a parameter: on matrices, and as encodings say of their own."""
+        own = rate(path)
+        return leaf.ndim == 2 if own is None else own.decays
+
+    def scaled(path: tuple[Any, ...], step: jax.Array) -> jax.Array:
+        own = rate(path)
+        return step if own is None or own.lr_multiplier == 1 else own.lr_multiplier * step
+
+    adam = optax.scale_by_adam(b1=config.beta1, b2=config.beta2)
+
+    def update(grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
+        steps, state = adam.update(grads, state, params)
+        return jax.tree_util.tree_map_with_path(scaled, steps), state
+
+    # AdamW, whose state checkpoints hold, with the multipliers between its first and its second part.
+    adamw = optax.chain(
+        optax.GradientTransformation(adam.init, update),
+        optax.add_decayed_weights(config.weight_decay, lambda params: jax.tree_util.tree_map_with_path(decays, params)),
+        optax.scale_by_learning_rate(learning_rate(config)),
+    )
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw)
+
+
+def _positions(model: Model, rates: Rates) -> dict[tuple[str, ...], Rate]:
+    """Return the rate of each position parameter by its path. Layers share parameters at the rate of the first."""
+    found: dict[tuple[str, ...], Rate] = {}
+    for n, (encoding, own) in enumerate(zip(model.encodings, rates, strict=True)):
+        once, layer = ("shared", shared_name(model.distinct.index(encoding))), ("layers", layer_name(n))
+        for name, rate in own:
+            found.setdefault((*(once if name in encoding.shared else (*layer, "attention", "position")), name), rate)
+    return found
+
+
+def flops_per_token(model: Model, length: int) -> float:
+    """Count the floating-point operations per token of one training step.
+
+    These are 6 per matmul weight, and 6 m L per layer for attention: causal-exact (half of the square), without
+    recomputation, and nothing for the encoding, whose cost shows as a lower MFU.
+    Source: PaLM (arXiv 2204.02311) appendix B, halved for causality.
+    """
+    config, dims = model.config, model.dims
+    projections = dims.model_dim * dims.head_dim * (2 * dims.num_heads + 2 * config.kv_heads)
+    mlp = (3 if config.gated else 2) * dims.model_dim * config.hidden_dim
+    weights = config.num_layers * (projections + mlp) + dims.model_dim * model.vocab_size
+    return 6.0 * weights + 6.0 * config.num_layers * dims.num_heads * dims.head_dim * length

@@ -1,0 +1,22 @@
+"""`posx sweep`: its engines."""
+
+import importlib.machinery
+import sys
+import types
+
+from tests import tiny
+from tests.lab.commands import refused
+
+
+def test_dry_run_of_an_engine_says_if_it_is_missing(capsys, site, monkeypatch):
+    words = ["sweep", f"--config={site / 'tiny.py'}", "--on=ray", "--cpus=2", "--jobs=3"]
+    installed = types.ModuleType("ray")
+    installed.__spec__ = importlib.machinery.ModuleSpec("ray", None)
+    monkeypatch.setitem(sys.modules, "ray", installed)
+    code, out, err = tiny.call(capsys, *words, "--dry_run")
+    assert code == 0 and "on 2 CPUs a run; ray decides how many train at once" in out and "at a time" not in out
+    assert "--jobs=3 is not used: --on ray decides" in err and "not installed" not in err
+    monkeypatch.setitem(sys.modules, "ray", None)
+    code, out, err = tiny.call(capsys, *words, "--dry_run")
+    assert code == 0 and "notice: --on ray needs ray: " in err
+    refused(capsys, 2, [*words, "--workdir=new"], "Install it: pip install 'posx[ray]'")
