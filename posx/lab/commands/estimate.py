@@ -17,7 +17,7 @@ from posx.lab.runs.cost import COMPILING, EVALUATION_SHARE, STARTING, Pass, pass
 from posx.lab.runs.describe import model_of, slower
 from posx.lab.runs.load import stored_step
 from posx.lab.runs.targets import Asked, asked_rows, few_places
-from posx.lab.sweeps.engines.here import LocalEngine
+from posx.lab.sweeps.engines.local import LocalEngine
 from posx.lab.sweeps.plan import aligned
 from posx.lab.sweeps.schedule import Cost, Schedule
 from posx.lab.sweeps.tasks import Evaluation

@@ -29,7 +29,7 @@ from posx.lab.runs.checks import check_stream, checked, say_unused
 from posx.lab.runs.cost import speed_of
 from posx.lab.runs.folder import RunFolder, name_of, runs_in, typed_path
 from posx.lab.runs.load import unpacked
-from posx.lab.sweeps.engines.here import LocalEngine
+from posx.lab.sweeps.engines.local import LocalEngine
 from posx.lab.sweeps.schedule import CORE_SPEED
 from posx.lab.sweeps.tasks import Evaluation
 from posx.machine.cores import usable_cores

@@ -198,8 +198,8 @@ def on_first(function: Callable[[], object]) -> None:
 def on_all(function: Callable[[], T]) -> T:
     """Return the result of `function`, called in every process. A PosxError in one is raised in all.
 
-    `function`, also of `on_first` and `broadcast`, must not synchronise processes, because one that failed does not take
-    part.
+    `function`, also of `on_first` and `broadcast`, must not synchronise processes, because one that failed does not
+    take part.
     """
     if not _joined:
         return function()

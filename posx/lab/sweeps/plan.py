@@ -25,7 +25,7 @@ from posx.lab.runs import text
 from posx.lab.runs.checks import check_stream, checked, unused
 from posx.lab.runs.folder import RunFolder
 from posx.lab.sweeps.axes import names_of, points_of, run_at, text_of, varying_of
-from posx.lab.sweeps.engines.here import LocalEngine
+from posx.lab.sweeps.engines.local import LocalEngine
 from posx.lab.sweeps.engines.slurm import jobs_of
 from posx.lab.sweeps.schedule import START, one_or_more
 from posx.lab.sweeps.tasks import Job

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from posx.errors import ConfigError
-from posx.lab.sweeps.engines.here import Engine, LocalEngine
+from posx.lab.sweeps.engines.local import Engine, LocalEngine
 from posx.lab.sweeps.engines.ray import RayEngine
 from posx.lab.sweeps.engines.slurm import SlurmEngine
 from posx.lab.sweeps.tasks import Job

@@ -1,6 +1,6 @@
 """Run tasks in processes on this machine, each on its own cores. A task that fails never stops the others.
 
-Other engines differ in how they start a task: an `RemoteCommand` runs its command in a process on another machine.
+Other engines differ in how they start a task: a `RemoteCommand` runs its command in a process on another machine.
 """
 
 from __future__ import annotations
