@@ -17,7 +17,7 @@ from posx.lab.runs.cost import COMPILING, EVALUATION_SHARE, STARTING, Pass, pass
 from posx.lab.runs.describe import model_of, slower
 from posx.lab.runs.load import stored_step
 from posx.lab.runs.targets import Asked, asked_rows, few_places
-from posx.lab.sweeps.engines.here import Here
+from posx.lab.sweeps.engines.local import LocalEngine
 from posx.lab.sweeps.plan import aligned
 from posx.lab.sweeps.schedule import Cost, Schedule
 from posx.lab.sweeps.tasks import Evaluation
@@ -46,7 +46,7 @@ class _Row(NamedTuple):
         cost = ("-", "-", "-")
         if self.cost:
             cost = f"{self.cost.flops:.2g}", size(self.cost.memory), duration(self.cost.seconds(per_flop))
-        head = one.question.protocol.name, f"{one.length:,}", f"{targets.count:,}", windows, documents
+        head = one.plan.protocol.name, f"{one.length:,}", f"{targets.count:,}", windows, documents
         return [*head, *cost, self.state]
 
 
@@ -57,7 +57,7 @@ def estimate(requests: Mapping[str, Request], jobs: int) -> tuple[str, dict[str,
     machine are measured, unless they were within the hour. Raises PosxError if the only run has no rows.
     """
     start_devices()
-    schedule = Here([Evaluation(one.asked, one.folder) for one in requests.values()], jobs).schedule
+    schedule = LocalEngine([Evaluation(one.asked, one.folder) for one in requests.values()], jobs).schedule
     # Not stored, as the machine may be busy now.
     ceiling = functools.cache(lambda folder, dtype: machine_ceiling(folder, dtype, max_age=3600, keep=False))
     texts, rows, failed = dict[str, Dataset](), list[_Row](), dict[str, str]()
@@ -98,7 +98,7 @@ def _rows(request: Request, texts: dict[str, Dataset]) -> tuple[list[_Row], floa
     facts = facts_of(run, model, dataset, request.folder, stored_step(weights))
     found, passes, said = list[_Row](), dict[object, str](), list[str]()
     for one in asked_rows(run, config, model, dataset, request.folder, facts):
-        cost, name = None, one.question.protocol.name
+        cost, name = None, one.plan.protocol.name
         if one.stored:
             state = "stored"
         elif one.windows is None:
@@ -109,7 +109,7 @@ def _rows(request: Request, texts: dict[str, Dataset]) -> tuple[list[_Row], floa
             cost = pass_cost(model, config, one.length, len(one.windows))
             passes[one.key] = name
             state = "new"
-        state = "stored on other targets, measured again" if one.length in one.question.moved else state
+        state = "stored on other targets, measured again" if one.length in one.plan.moved else state
         if state == "new" and (few := few_places(one, dataset.validation.num_documents)) and few not in said:
             said.append(few)
             say(f"notice: {request.folder.path.name}: {few}")

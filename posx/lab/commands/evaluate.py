@@ -29,7 +29,7 @@ from posx.lab.runs.checks import check_stream, checked, say_unused
 from posx.lab.runs.cost import speed_of
 from posx.lab.runs.folder import RunFolder, name_of, runs_in, typed_path
 from posx.lab.runs.load import unpacked
-from posx.lab.sweeps.engines.here import Here
+from posx.lab.sweeps.engines.local import LocalEngine
 from posx.lab.sweeps.schedule import CORE_SPEED
 from posx.lab.sweeps.tasks import Evaluation
 from posx.machine.cores import usable_cores
@@ -218,7 +218,7 @@ def _side_by_side(values: dict[str, Any], requests: Sequence[Request]) -> tuple[
             )
             for number, request in enumerate(requests)
         ]
-        failed = Here(tasks, values["jobs"]).run(tasks, "evaluate", echo=True)
+        failed = LocalEngine(tasks, values["jobs"]).run(tasks, "evaluate", echo=True)
         return {task.folder: task.rows() for task in tasks}, failed
 
 

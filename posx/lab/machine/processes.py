@@ -73,7 +73,7 @@ def carry_out(command: Callable[[dict[str, Any]], Callable[[], object] | None], 
             _agree(error)
         raise
     if rest:
-        first(rest)
+        on_first(rest)
 
 
 def _join(values: Mapping[str, Any]) -> None:
@@ -181,24 +181,25 @@ def is_first() -> bool:
     return not _joined or jax.process_index() == 0
 
 
-def told(function: Callable[[], T]) -> T:
+def broadcast(function: Callable[[], T]) -> T:
     """Call `function` in process 0 and broadcast its JSON-serialisable result. Its PosxError is raised in all."""
     if not _joined:
         return function()
     found: list[T] = []
-    first(lambda: found.append(function()))
+    on_first(lambda: found.append(function()))
     return json.loads(_texts(json.dumps(found))[0])[0]
 
 
-def first(function: Callable[[], object]) -> None:
+def on_first(function: Callable[[], object]) -> None:
     """Call `function` in process 0 while all wait. Its PosxError is raised in all."""
-    together(lambda: function() if is_first() else None)
+    on_all(lambda: function() if is_first() else None)
 
 
-def together(function: Callable[[], T]) -> T:
+def on_all(function: Callable[[], T]) -> T:
     """Return the result of `function`, called in every process. A PosxError in one is raised in all.
 
-    `function`, also of `first` and `told`, must not synchronise processes, because one that failed does not take part.
+    `function`, also of `on_first` and `broadcast`, must not synchronise processes, because one that failed does not
+    take part.
     """
     if not _joined:
         return function()

@@ -32,7 +32,7 @@ from posx.lab.runs.cost import Pass, pass_cost, speed_of
 from posx.lab.runs.describe import is_defined, slower
 from posx.lab.runs.environment import measured_with
 from posx.lab.runs.folder import RunFolder
-from posx.lab.runs.targets import Asked, Question, asked_rows, few_places, stream_of
+from posx.lab.runs.targets import Asked, EvaluationPlan, asked_rows, few_places, stream_of
 from posx.lab.training.layout import Layout
 from posx.lab.training.step import flops_per_token
 from posx.machine.devices import DATA, mesh, on_devices, on_each, over_devices, worth
@@ -112,7 +112,7 @@ def evaluate_run(
     If a longer window than ever changes which tokens are scored, the lengths measured before are measured again. The
     validation text must be long enough: see `posx.lab.runs.checks.check_stream`.
     """
-    processes.first(lambda: damage.mend_rows(folder))
+    processes.on_first(lambda: damage.mend_rows(folder))
     facts = facts_of(run, model, dataset, folder, step)
     asked = asked_rows(run, config, model, dataset, folder, facts)
     rows = [with_checksum(one.stored | facts) for one in asked if one.stored]
@@ -127,16 +127,16 @@ def evaluate_run(
     )
     for few in filter(None, dict.fromkeys(few_places(one, len(documents.starts)) for one in missing)):
         say(f"notice: {facts['run_id']}: {few}")
-    for _, (one, *_) in itertools.groupby(missing, key=lambda one: one.question.protocol.name):
-        _say_why(one.question, facts["run_id"])
+    for _, (one, *_) in itertools.groupby(missing, key=lambda one: one.plan.protocol.name):
+        _say_why(one.plan, facts["run_id"])
     _say_without_begin(missing, stream, dataset.tokenizer, facts["run_id"])
     work.add(missing)
     with work.shown(f"{facts['run_id']} evaluating") if missing else contextlib.nullcontext():
         for one in missing:
-            for row in one.question.protocol.measure(measured, [one.length]):
+            for row in one.plan.protocol.measure(measured, [one.length]):
                 interrupts.check()
                 how = {"executor": config.executor, "precision": config.precision}
-                more = {"anchor": one.question.anchor, **how, "env": measured_with()}
+                more = {"anchor": one.plan.anchor, **how, "env": measured_with()}
                 rows.append(with_checksum(facts | row | more))
                 folder.append(folder.eval_file, rows[-1])
                 work.finished(_line(rows[-1]))
@@ -144,7 +144,7 @@ def evaluate_run(
     return rows
 
 
-def _say_why(one: Question, name: str) -> None:
+def _say_why(one: EvaluationPlan, name: str) -> None:
     """Say which lengths are measured again, and which stored rows are not compared."""
     what = f"{name}  {one.protocol.name}"
     if one.moved:
@@ -164,7 +164,7 @@ def facts_of(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, 
 
     code: of the user's own encodings, as they are now. weights: a digest of the parameters in their checkpoint.
     """
-    code, weights = code_of(model.encodings), processes.told(lambda: folder.weights_by_step().get(step, ""))
+    code, weights = code_of(model.encodings), processes.broadcast(lambda: folder.weights_by_step().get(step, ""))
     return {
         "schema_version": ROW_VERSION,
         "hash": run.hash,
@@ -197,7 +197,7 @@ def _say_without_begin(missing: Sequence[Asked], stream: np.ndarray, tokenizer: 
     for one in missing:
         if one.windows is not None and one.begins is not None:
             tokens = np.where(one.begins, stream[0], stream[one.windows[:, 0]])
-            firsts.setdefault(one.question.protocol.name, []).append(tokens == begin)
+            firsts.setdefault(one.plan.protocol.name, []).append(tokens == begin)
     has = {protocol: np.concatenate(found) for protocol, found in firsts.items()}
     found = [f"{one.sum():,} of {len(one):,} of {protocol}" for protocol, one in has.items() if not one.all()]
     if found and begin in tokenizer.template:

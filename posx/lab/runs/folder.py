@@ -77,7 +77,7 @@ class RunFolder:
 
     def logged(self, notice: Callable[[str], object] = lambda words: None) -> list[dict[str, Any]]:
         """Return the rows of training in the order of writing. `notice` is told of rows that are not whole."""
-        return processes.told(lambda: rows.read(self.metrics_file, notice, rows.problem_of_log, self.hash))
+        return processes.broadcast(lambda: rows.read(self.metrics_file, notice, rows.problem_of_log, self.hash))
 
     def measured(self, notice: Callable[[str], object] = lambda words: None) -> list[dict[str, Any]]:
         """Return the rows of evaluation in the order of writing. `notice` is told of rows that are not whole or gone.
@@ -92,7 +92,7 @@ class RunFolder:
                 notice(problem)
             return [row for _, row, why in every if not why]
 
-        return processes.told(read)
+        return processes.broadcast(read)
 
     def checked_rows(self) -> list[tuple[int, dict[str, Any], str]]:
         """Return (line, row, its problem) of `eval.jsonl`; the problem is "" for a whole row. Raises WorkdirError."""
@@ -149,7 +149,7 @@ class RunFolder:
             gone = {one: name for one, name in listed.items() if one not in there and name not in again}
             write_json(self.ledger_file, checksums.with_checksum({"rows": gone | there}))
 
-        processes.first(write)
+        processes.on_first(write)
 
     def usual_start(self) -> float | None:
         """Return the seconds until the first step of this process ends, None if they are not known or over.
@@ -256,7 +256,7 @@ class RunFolder:
             write_json(self.done_file, checksums.with_checksum(done))
             self.status_file.unlink(missing_ok=True)
 
-        processes.first(mark)
+        processes.on_first(mark)
 
     def child(self, changes: Iterable[str]) -> RunFolder:
         """Return the folder, beside this one, of the run that has this run's weights with `changes`."""
@@ -298,9 +298,9 @@ class RunFolder:
                 self.weights_file.write_text(os.path.relpath(parent.path, self.path), "utf-8")
                 self.write_config(run)
 
-        processes.first(parent.check_tokenizer)
+        processes.on_first(parent.check_tokenizer)
         with self.held():
-            processes.first(make)
+            processes.on_first(make)
         if self.read_config().hash != run.hash:
             raise WorkdirError(f"{self.path} holds another run than these weights under {run.encoding}. Rename it.")
 
@@ -350,7 +350,7 @@ class RunFolder:
 
         processes.check_same(facts)
         with contextlib.ExitStack() as stack:
-            processes.first(hold)
+            processes.on_first(hold)
             yield
 
 

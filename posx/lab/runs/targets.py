@@ -30,7 +30,7 @@ _COMPARED = frozenset({"block_len", "max_targets", "stride", "targets"})
 
 
 @dataclasses.dataclass(frozen=True)
-class Question:
+class EvaluationPlan:
     """The rows that are asked of one `protocol`.
 
     lengths: requested. moved: lengths whose stored rows used an older set of targets. stored: rows on the current
@@ -45,14 +45,14 @@ class Question:
     apart: tuple[Row, ...]
 
 
-def questions(
+def evaluation_plans(
     config: EvalConfig,
     own: EvalConfig,
     train_len: int,
     rows: Sequence[Row],
     place: Callable[[Protocol, int], str],
     defined: Callable[[int], bool],
-) -> list[Question]:
+) -> list[EvaluationPlan]:
     """Return what `config` asks of a run whose own settings are `own`, for each protocol.
 
     rows: the stored rows of one step and one text. place: the digest of the targets of a protocol at a length.
@@ -69,7 +69,7 @@ def questions(
         left = {row["eval_len"] for row in same} - stored.keys()
         moved = sorted(left.intersection(protocol.required(sorted({*lengths, *left, *stored}), defined)))
         apart = tuple(row for row in kin if row not in same)
-        found.append(Question(protocol, anchor, protocol.required(lengths, defined), tuple(moved), stored, apart))
+        found.append(EvaluationPlan(protocol, anchor, protocol.required(lengths, defined), tuple(moved), stored, apart))
     return found
 
 
@@ -81,7 +81,7 @@ class Asked:
     begins: whether token 0 of the stream takes the place of their first token, [n]. stored: the row, if it is there.
     """
 
-    question: Question
+    plan: EvaluationPlan
     length: int
     targets: Targets
     windows: np.ndarray | None
@@ -101,11 +101,11 @@ def few_places(asked: Asked, num_documents: int) -> str:
 
     A long window needs all of its targets at one place of the text.
     """
-    targets, protocol = asked.targets, asked.question.protocol
+    targets, protocol = asked.targets, asked.plan.protocol
     places = max(len(targets.sizes), targets.num_documents or 0)
     if not isinstance(protocol, Nonoverlapping | PerPosition) or places >= LEAST_PLACES or places >= num_documents:
         return ""
-    longest = asked.question.anchor
+    longest = asked.plan.anchor
     return (
         f"{targets.count:,} targets lie in {targets.num_documents} of {num_documents} documents, because each window "
         f"of {longest:,} tokens is one place of the text. There are no intervals from so few places. For "
@@ -137,7 +137,7 @@ def asked_rows(
     defined = functools.partial(is_defined, model)
     place = functools.cache(lambda protocol, length: protocol.targets(stream, [length], documents))
     found = []
-    for one in questions(
+    for one in evaluation_plans(
         config, run.eval, run.train.length, stored, lambda protocol, length: place(protocol, length).digest, defined
     ):
         for length in sorted({*one.lengths, *one.moved}):

@@ -25,7 +25,7 @@ from posx.lab.runs import text
 from posx.lab.runs.checks import check_stream, checked, unused
 from posx.lab.runs.folder import RunFolder
 from posx.lab.sweeps.axes import names_of, points_of, run_at, text_of, varying_of
-from posx.lab.sweeps.engines.here import Here
+from posx.lab.sweeps.engines.local import LocalEngine
 from posx.lab.sweeps.engines.slurm import jobs_of
 from posx.lab.sweeps.schedule import START, one_or_more
 from posx.lab.sweeps.tasks import Job
@@ -148,7 +148,7 @@ def preview(jobs: Sequence[Job], values: Mapping[str, Any]) -> str:
 
     No text is read. The matrix products of this machine are measured if no run has done so.
     """
-    schedule, on, cpus = Here(jobs, values["jobs"]).schedule, values["on"].partition(":")[0], values["cpus"]
+    schedule, on, cpus = LocalEngine(jobs, values["jobs"]).schedule, values["on"].partition(":")[0], values["cpus"]
     width = cpus if on else schedule.width
     varying = varying_of([job.point for job in jobs])
     rows = [row for job in jobs for row in job.folder.logged()]

@@ -52,15 +52,15 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """List the steps with a manifest, oldest first, as process 0 sees them."""
-        return processes.told(lambda: manifests.steps(self.folder))
+        return processes.broadcast(lambda: manifests.steps(self.folder))
 
     def save(self, step: int, state: Tree) -> None:
         """Write `state` as `step`, then remove all but the newest `keep`. Raises OutOfMemoryError, WorkdirError."""
         arrays = flatten(state)
-        processes.first(lambda: self._tried(step, self._make_room, step))
+        processes.on_first(lambda: self._tried(step, self._make_room, step))
         self._tried(step, self._write, step, arrays)
         facts = {name: _facts(array, _is_sharded(array)) for name, array in arrays.items()}
-        processes.first(lambda: self._tried(step, self._finish, step, facts))
+        processes.on_first(lambda: self._tried(step, self._finish, step, facts))
 
     def _tried(self, step: int, part: Callable[..., object], *arguments: Any) -> None:
         """Call a part of a save. Its errors become those of posx, with the path that was to be written."""
@@ -119,7 +119,7 @@ class Checkpoints:
         damaged: list[str] = []
         for step in reversed(self.steps()):
             try:
-                arrays, sharded = processes.together(functools.partial(self._read, step, wanted))
+                arrays, sharded = processes.on_all(functools.partial(self._read, step, wanted))
                 _check({name: _facts(arrays[name], True) for name in sharded}, sharded)
             except Damaged as error:
                 damaged.append(f"checkpoint {step} in {self.folder} is damaged ({error}) and was skipped")

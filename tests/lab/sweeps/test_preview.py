@@ -15,7 +15,7 @@ def test_preview_measures_once_and_counts_each_start(tmp_path, monkeypatch):
     config.sweep.update(encodings=("rope", "alibi"), seeds=(0, 1, 2))
     jobs = plan(config, tmp_path)
     schedule = choose([job.cost for job in jobs], cores=2, memory=64e9)
-    monkeypatch.setattr(planning, "Here", lambda jobs, at_once: SimpleNamespace(schedule=schedule))
+    monkeypatch.setattr(planning, "LocalEngine", lambda jobs, at_once: SimpleNamespace(schedule=schedule))
     text = preview(jobs, {"jobs": 0, "on": "", "cpus": 1})
     assert measured == ["float32"]
     assert "about 1 min 15 s left, 2 runs at a time, one core each\n" in text

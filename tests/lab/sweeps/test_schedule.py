@@ -12,7 +12,7 @@ from posx.lab.config import base_config
 from posx.lab.progress import duration
 from posx.lab.runs.folder import RunFolder
 from posx.lab.sweeps.engines import here as machine
-from posx.lab.sweeps.engines.here import Here
+from posx.lab.sweeps.engines.local import LocalEngine
 from posx.lab.sweeps.plan import plan
 from posx.lab.sweeps.schedule import CORE_SPEED, START, Cost, choose
 
@@ -111,7 +111,7 @@ def starts(monkeypatch, tmp_path):
     monkeypatch.setattr(machine.subprocess, "Popen", lambda *words, **how: None)
 
     def start(schedule, cores, count, *running):
-        engine = Here([], 0)
+        engine = LocalEngine([], 0)
         engine.schedule, engine.cores = schedule, cores
         engine.running = [SimpleNamespace(cores=taken) for taken in running]
         task = SimpleNamespace(folder=RunFolder(tmp_path), output=None, command=list, cost=HOUR)
@@ -137,11 +137,11 @@ def test_concurrent_runs_have_cores_of_their_own(starts):
 def test_an_accelerator_serves_one_run_at_a_time(monkeypatch, starts):
     monkeypatch.setattr(machine, "on_cpus", lambda: False)
     runs = [SimpleNamespace(cost=HOUR)] * 3
-    engine = Here(runs, 0)
+    engine = LocalEngine(runs, 0)
     assert (engine.schedule.at_once, engine.cores, str(engine.schedule)) == (1, (), "one run at a time")
     assert starts(engine.schedule, engine.cores, 3) == [()]
     assert HOUR.seconds(engine.schedule.width) == HOUR.seconds(1)
-    assert Here(runs, 2).schedule.at_once == 2
+    assert LocalEngine(runs, 2).schedule.at_once == 2
 
 
 def test_a_process_that_cannot_be_bound_is_told_its_devices(monkeypatch):

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from posx.errors import ConfigError
-from posx.lab.sweeps.engines.here import Engine, Here
-from posx.lab.sweeps.engines.ray import Cluster
-from posx.lab.sweeps.engines.slurm import Queue
+from posx.lab.sweeps.engines.local import Engine, LocalEngine
+from posx.lab.sweeps.engines.ray import RayEngine
+from posx.lab.sweeps.engines.slurm import SlurmEngine
 from posx.lab.sweeps.tasks import Job
 from posx.notices import say
 
@@ -21,10 +21,10 @@ def engine_of(values: dict[str, Any], jobs: Sequence[Job]) -> Engine:
     """Return the engine that the flags name, for the runs of the plan."""
     where, _, address = values["on"].partition(":")
     if where == "ray":
-        return Cluster(address, values["cpus"], values["gpus"])
+        return RayEngine(address, values["cpus"], values["gpus"])
     if where == "slurm":
-        return Queue(jobs, values["cpus"], values["gpus"], values["slurm."])
-    return Here(jobs, values["jobs"])
+        return SlurmEngine(jobs, values["cpus"], values["gpus"], values["slurm."])
+    return LocalEngine(jobs, values["jobs"])
 
 
 def check(values: dict[str, Any]) -> None:

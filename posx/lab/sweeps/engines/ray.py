@@ -19,7 +19,7 @@ from posx.errors import ConfigError
 from posx.lab import interrupts
 from posx.lab.files.locks import holder
 from posx.lab.runs.folder import RunFolder
-from posx.lab.sweeps.engines.here import STOP_SECONDS, Engine, Order, Worker, finish, stop
+from posx.lab.sweeps.engines.local import STOP_SECONDS, Engine, RemoteCommand, Worker, finish, stop
 from posx.lab.sweeps.schedule import PROCESS_MEMORY, Schedule, one_or_more
 from posx.lab.sweeps.tasks import Task
 from posx.notices import say
@@ -34,19 +34,19 @@ RETRIES = 5
 CONNECT_SECONDS = 10.0
 
 
-def carry_out(order: Order) -> tuple[int, str]:
-    """Run an order as a task of Ray; return its exit code and, if it could not be started, the reason."""
-    here, sweep = platform.node(), order.folder.path.parent
-    if not order.folder.asked_file.exists():
-        return 4, f"{here} does not see {order.folder.path}. Sweeps on Ray need a folder that all machines share."
+def carry_out(command: RemoteCommand) -> tuple[int, str]:
+    """Run an command as a task of Ray; return its exit code and, if it could not be started, the reason."""
+    here, sweep = platform.node(), command.folder.path.parent
+    if not command.folder.asked_file.exists():
+        return 4, f"{here} does not see {command.folder.path}. Sweeps on Ray need a folder that all machines share."
     if not holder(sweep / ".lock"):
         return 4, (
             f"{here} gets a lock that the sweep holds: on {sweep} locks do not hold between machines. Use a "
             "folder on NFS or Lustre."
         )
-    with open(order.folder.log_file, "ab") as log:
+    with open(command.folder.log_file, "ab") as log:
         log.write(f"at work on {here}, process {os.getpid()}\n".encode())
-    process = order.start()
+    process = command.start()
     try:
         return finish(process), ""
     except KeyboardInterrupt:  # raised by ray.cancel
@@ -105,7 +105,7 @@ class Remote(Worker):
             ray.cancel(self.ref, force=True)
 
 
-class Cluster(Engine):
+class RayEngine(Engine):
     """A Ray cluster, with so many CPUs and GPUs for each run.
 
     address: as `ray.init` takes it. If it is empty, RAY_ADDRESS names the cluster, else it is the one that was started
@@ -141,7 +141,7 @@ class Cluster(Engine):
             "max_retries": RETRIES, "name": task.name,
         }  # fmt: skip
         worker = Remote(task, None)
-        worker.ref = ray.remote(**options)(carry_out).remote(Order.of(task, self.cpus))
+        worker.ref = ray.remote(**options)(carry_out).remote(RemoteCommand.of(task, self.cpus))
         return worker
 
     def close(self) -> None:

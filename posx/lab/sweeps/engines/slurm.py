@@ -23,7 +23,7 @@ from posx.errors import ConfigError, PosxError, Stopped, WorkdirError
 from posx.lab.files.atomic import is_alive, write_json
 from posx.lab.files.lines import parsed
 from posx.lab.runs.folder import RunFolder
-from posx.lab.sweeps.engines.here import STARTS, Engine, Order, finish, log_file, stop
+from posx.lab.sweeps.engines.local import STARTS, Engine, RemoteCommand, finish, log_file, stop
 from posx.lab.sweeps.schedule import PROCESS_MEMORY
 from posx.lab.sweeps.tasks import Job
 from posx.notices import say
@@ -42,7 +42,7 @@ ALIVE = {"PENDING", "RUNNING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SUSPE
 
 
 @dataclasses.dataclass
-class QueuedOrder(Order):
+class QueuedCommand(RemoteCommand):
     """The command of a run as a job. submitit calls `checkpoint` when the job is about to end."""
 
     save_seconds: float
@@ -69,7 +69,7 @@ class QueuedOrder(Order):
         return DelayedSubmission(dataclasses.replace(self, process=None))
 
 
-class Queue(Engine):
+class SlurmEngine(Engine):
     """SLURM, with so many CPUs and GPUs for each of the `jobs`.
 
     options: further settings of SLURM, as `--slurm.partition=gpu` gives them. The cluster "local" is this machine,
@@ -139,7 +139,7 @@ class Queue(Engine):
             with executor.batch():
                 for task in tasks:
                     log_file(task)
-                    jobs.append(executor.submit(QueuedOrder.of(task, self.cpus, save_seconds=seconds)))
+                    jobs.append(executor.submit(QueuedCommand.of(task, self.cpus, save_seconds=seconds)))
         return {task.name: job.job_id for task, job in zip(tasks, jobs, strict=True)}
 
 

@@ -1,6 +1,6 @@
 """Run tasks in processes on this machine, each on its own cores. A task that fails never stops the others.
 
-Other engines differ in how they start a task: an `Order` runs its command in a process on another machine.
+Other engines differ in how they start a task: a `RemoteCommand` runs its command in a process on another machine.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class Engine:
         say(f"{task.name} failed: {why}" if why else f"{task.name} done: {task.outcome()}")
 
 
-class Here(Engine):
+class LocalEngine(Engine):
     """This machine, for `jobs` of the `tasks` at once, or as many as are fastest if that is 0.
 
     An accelerator serves one task at a time unless `jobs` is given, and its tasks are bound to no cores.
@@ -279,7 +279,7 @@ def environment(cost: Cost, cores: int) -> dict[str, str]:
 
 
 @dataclasses.dataclass
-class Order:
+class RemoteCommand:
     """The command of a run, to be pickled and run on another machine. settings: environment variables that it gets."""
 
     words: list[str]
@@ -289,7 +289,7 @@ class Order:
 
     @classmethod
     def of(cls, task: Task, cpus: int, **more: Any) -> Self:
-        """Return the order to run a task with the settings of this process, on so many CPUs. Raises PosxError."""
+        """Return the command that runs a task with the settings of this process, on so many CPUs. Raises PosxError."""
         devices = {"JAX_NUM_CPU_DEVICES": str(cpus), "NPROC": str(cpus)}
         kept = {k: v for k, v in os.environ.items() if k.startswith(CARRIED) and "TOKEN" not in k}
         return cls(task.command(), task.folder, devices | kept, os.getcwd(), **more)
