@@ -11,7 +11,7 @@ from posx.errors import ConfigError
 from posx.lab.config import base_config
 from posx.lab.progress import duration
 from posx.lab.runs.folder import RunFolder
-from posx.lab.sweeps.engines import here as machine
+from posx.lab.sweeps.engines import local as machine
 from posx.lab.sweeps.engines.local import LocalEngine
 from posx.lab.sweeps.plan import plan
 from posx.lab.sweeps.schedule import CORE_SPEED, START, Cost, choose
