@@ -112,7 +112,7 @@ def scored(grid: Grid, bias: Any, q: Block, k: Block, s: jax.Array, by_keys: boo
     s = with_terms(Pairs(grid.encoding, grid.mask, tables, *(_all_axes(x) for x in (q, k))), s)
     if grid.score is None:
         return s
-    return grid.score.on_pairs(*((x.tokens.features, x.numbers) for x in (q, k)), s, by_keys)
+    return grid.score.on_pairs(*((x.tokens.features, x.fixed) for x in (q, k)), s, by_keys)
 
 
 def finite_scores(grid: Grid, s: jax.Array) -> jax.Array:

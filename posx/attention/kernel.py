@@ -2,7 +2,8 @@
 
 It serves token maps, logit scales, biases by distance, token biases, `decay` and sinks, under every mask, with
 documents and grouped key heads. Under causal masks it serves vectors by distance that are constant beyond a small
-distance (near.py). Lengths are padded to whole blocks, widths of heads to powers of two.
+distance (near.py). It serves a `score` that acts pair by pair (pointwise.py). Lengths are padded to whole blocks, widths
+of heads to powers of two.
 
 A bias by distance is tabulated at the consecutive distances of a call, as one tile for each diagonal of tiles. For
 4,096 causal tokens it takes 1 MiB a head. The bias of all pairs would take 64 MiB. A bias that is a straight line is
@@ -26,7 +27,7 @@ from posx.attention.blockwise import blockwise
 from posx.attention.decay import in_one_block
 from posx.attention.masks import Mask
 from posx.attention.near import near_keys, near_refusal, with_near
-from posx.attention.pointwise import pointwise, shapes_of, split
+from posx.attention.pointwise import pointwise, score_of, shapes_of
 from posx.attention.tiles import Block, Pairs, Tokens, bias_strip, sinks
 from posx.contract import Encoding, Params, Tile, at_least_float32, distance_terms, of_kinds
 from posx.machine.platforms import compute_capability, platform
@@ -112,7 +113,7 @@ def kernel(pairs: Pairs, *, in_order: bool = False, offset: int | None = None, b
     otherwise = functools.partial(blockwise, in_order=in_order, offset=offset)
     if encoding.acts_on("score") and num_tokens == 1:  # `pointwise` tells axes apart by their sizes
         return otherwise(pairs)
-    score, numbers = split(pairs, tile)
+    score, numbers = score_of(pairs, tile)
     biased, learned = "bias" in distance_terms(encoding, params), bool(jax.tree.leaves(params))
     near = near_keys(encoding, params, offset or 0)
     grid = Grid(
@@ -176,7 +177,7 @@ def _whole_blocks(side: Block, read: tuple[Any, Any], block: int) -> Block:
     segment = None if segment is None else numbers(segment)
     slots = Slots(numbers(pos, mode="edge"), numbers(idx, constant_values=-1), segment)
     by_score, fixed = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, padding)), mode="edge"), read)
-    return Block(vectors_read._replace(token_bias=token_bias, features=by_score), slots, numbers=fixed)
+    return Block(vectors_read._replace(token_bias=token_bias, features=by_score), slots, fixed=fixed)
 
 
 def _widened(x: jax.Array) -> jax.Array:

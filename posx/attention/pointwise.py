@@ -30,7 +30,7 @@ from posx.attention.tiles import Pairs, over_batch, tile_of, tokens_first
 from posx.contract import Encoding, Params, Tile, wide_dtype
 
 Struct = jax.ShapeDtypeStruct
-#: What a value depends on, as bits: queries, keys, arrays that get gradients, the mask.
+#: Bits of the dependence of a value: on queries, on keys, on arrays that get gradients, on the mask.
 QUERIES, KEYS, LEARNED, MASK = 1, 2, 4, 8
 PAIRS = QUERIES | KEYS
 #: The same for the fields of a tile.
@@ -44,8 +44,8 @@ class Pointwise:
     Attributes:
       s: the place of s.
       outside, pairs: the steps to run for all tokens at once, and those for each pair.
-      reads: of queries and of keys, the places of numbers that get gradients, and of the others. Those that no token
-        has are queries' with their gradients, and keys' without.
+      reads: of queries and of keys, the places of numbers that get gradients, and of the others. A number that no token
+        has counts as one of queries, and as one of keys without a gradient.
       scalars: the values that depend on nothing, by place.
       rules: what `rules_of` returns, by step.
     """
@@ -140,7 +140,7 @@ def shapes_of(pairs: Pairs) -> Tile:
     return jax.eval_shape(one)
 
 
-def split(pairs: Pairs, tile: Tile) -> tuple[Any, Any]:
+def score_of(pairs: Pairs, tile: Tile) -> tuple[Any, Any]:
     """Return the score of a whole call for the kernel, and its numbers [b or 1, h or 1, t], see `Pointwise.numbers`.
 
     Both are empty if `score` does not act. tile: what `shapes_of` returns.

@@ -1,4 +1,4 @@
-"""Traced functions as data: programs without calls. Those that act on each pair alone also run for one head's tile."""
+"""Traced functions as data: programs without calls. Steps that act on each pair alone also run on one head's tile."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Block(NamedTuple):
     tokens: Tokens
     slots: Slots
     number: Any = None  # of this block among all, if there are several
-    numbers: Any = None  # of tokens, [b or 1, h or 1, t] each, that a kernel's score reads and that get no gradient
+    fixed: Any = None  # numbers of tokens, [b or 1, h or 1, t] each, that a score in a kernel reads, without gradients
 
 
 class Tables(NamedTuple):
