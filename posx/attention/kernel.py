@@ -2,8 +2,8 @@
 
 It serves token maps, logit scales, biases by distance, token biases, `decay` and sinks, under every mask, with
 documents and grouped key heads. Under causal masks it serves vectors by distance that are constant beyond a small
-distance (near.py). It serves a `score` that acts pair by pair (pointwise.py). Lengths are padded to whole blocks, widths
-of heads to powers of two.
+distance (near.py). It serves a `score` that acts pair by pair (pointwise.py). Lengths are padded to whole blocks,
+widths of heads to powers of two.
 
 A bias by distance is tabulated at the consecutive distances of a call, as one tile for each diagonal of tiles. For
 4,096 causal tokens it takes 1 MiB a head. The bias of all pairs would take 64 MiB. A bias that is a straight line is

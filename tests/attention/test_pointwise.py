@@ -180,6 +180,11 @@ def test_other_scores_are_refused_by_name(encoding, reason):
     assert why(encoding) == f"the score of {type(encoding).__name__} {reason}, which the kernel does not support"
 
 
+def test_a_score_is_not_served_with_vectors_by_distance():
+    both = why(posx.build([{"name": "shaw", "max_distance": 5}, "gape"], DIMS))
+    assert both == "Chain has a score and vectors by distance, which the kernel does not support together"
+
+
 def test_a_score_that_depends_on_sizes_is_an_error():
     encoding = Pairs(lambda s, tile: s * 2 if s.shape[1] > 30 else s)
     with pytest.raises(ValueError, match=r"Pairs.score has other steps for 37 tokens than for fewer"):
