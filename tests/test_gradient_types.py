@@ -5,6 +5,7 @@ float32 gradient of bfloat16 outputs made XLA refuse cuDNN's backward pass.
 """
 
 import ast
+import dataclasses
 import functools
 import importlib
 
@@ -27,6 +28,14 @@ TYPES = ("float32", "bfloat16", "float16")
 DIMS = posx.Dims(8, 2, 4, 1, 16, 1)
 #: The calls of JAX that make a rule.
 MAKERS = {"defvjp", "defjvp", "defjvps", "custom_gradient"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rectified(posx.Encoding):
+    """A score with a derivative of its own."""
+
+    def score(self, params, s, tile):
+        return jax.nn.relu(s)
 
 
 def rules() -> dict[str, jax.custom_vjp | jax.custom_jvp]:
@@ -97,6 +106,7 @@ def calls() -> dict[str, list]:
             attention(posx.build(spec, DIMS))
         for spec in ("t5", "learned_sinks"):
             attention(posx.build(spec, DIMS), "kernel")
+        attention(Rectified(), "kernel")
         rope = posx.build("rope", DIMS)
         attention(variant(rope, query=rounding._rounded(rope, "query")))
     return {name: list(of_rule.values()) for name, of_rule in found.items()}

@@ -29,12 +29,14 @@ from posx.attention.fused import fused, is_biased, is_native, refusal
 from posx.attention.history import seen_by
 from posx.attention.kernel import is_compiled, kernel, kernel_refusal
 from posx.attention.masks import Mask, causal, require_mask
+from posx.attention.pointwise import shapes_of
 from posx.attention.tiles import Block, Pairs, Tables, Tokens, over_batch
 from posx.contract import (
     Encoding,
     Features,
     Params,
     Tabulated,
+    Tile,
     at_least_float32,
     distance_terms,
     parts,
@@ -158,13 +160,17 @@ def attend(
     of_keys = Tokens(mapped_k.swapaxes(1, 2), mapped_v, k, features=k_features)
     keys = _read_tokens(encoding, params, of_keys, k_at, stored=cached and mapped_k is k)
 
+    def pairs(params: Params, queries: Block, keys: Block) -> Pairs:
+        return Pairs(encoding, mask, Tables(params), queries, keys)
+
     if executor == "auto":
         sizes, segments = (q.shape[1], k.shape[1]), q_at.segment is not None
-        executor = choose_executor(encoding, params, mask, sizes, in_order, segments, queries.tokens.mapped, offset)
+        tile = shapes_of(pairs(params, queries, keys))
+        executor = choose_executor(encoding, params, mask, sizes, in_order, segments, tile, offset)
 
-    def run(params: Params, queries: Block, keys: Block) -> jax.Array:
+    def run(*arrays: Any) -> jax.Array:
         call = EXECUTORS[executor] if isinstance(executor, str) else executor
-        return call(Pairs(encoding, mask, Tables(params), queries, keys), in_order=in_order, offset=offset)
+        return call(pairs(*arrays), in_order=in_order, offset=offset)
 
     over = functools.partial(sharding.over_sequences, run) if sharding.shards_sequences(q.shape[0]) else run
     try:
@@ -259,7 +265,7 @@ def choose_executor(
     sizes: tuple[int, int],
     in_order: bool,
     segments: bool = False,
-    vectors: Any = None,
+    tile: Tile | None = None,
     offset: int | None = 0,
 ) -> str:
     """Return the name of the executor behind "auto": on an NVIDIA GPU the fastest kernel that serves the call.
@@ -268,15 +274,15 @@ def choose_executor(
       encoding, params, mask: those of the call.
       sizes: queries and keys.
       in_order, segments: see `refusal`.
-      vectors: mapped queries [..., d], or their shape and type; None if no kernel serves them.
+      tile: the arrays that `score` is given, or their shapes, mapped_q alone if it does not act. None for no kernel.
       offset: see `blockwise`.
     """
-    if vectors is not None and platform() == "cuda":
-        fits = is_native(vectors) and not refusal(encoding, params, mask, in_order, segments, native=True)
+    if tile is not None and platform() == "cuda":
+        fits = is_native(tile.mapped_q) and not refusal(encoding, params, mask, in_order, segments, native=True)
         # The vendor's kernel reads the biases of all pairs, posx's own those of a strip.
         if fits and not is_biased(encoding):
             return "fused"
-        if is_compiled(vectors) and not kernel_refusal(encoding, params, mask, in_order, offset):
+        if is_compiled(tile.mapped_q) and not kernel_refusal(encoding, params, mask, in_order, offset, tile):
             return "kernel"
         if fits:
             return "fused"

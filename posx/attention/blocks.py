@@ -171,7 +171,7 @@ def split_into_blocks(side: Block, block: int) -> Block:
 
     The last block is padded with empty slots (idx -1) at the last position, for which encodings are defined.
     """
-    tokens, slots, _ = side
+    tokens, slots = side[:2]
     padding = -slots.idx.shape[1] % block
 
     def split(x: jax.Array, axis: int, **pad: Any) -> jax.Array:

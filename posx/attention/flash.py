@@ -32,12 +32,14 @@ from jax.experimental import pallas as pl
 
 from posx.attention import strips
 from posx.attention.masks import Mask
-from posx.attention.tiles import INVISIBLE, Block, Pairs, Tables, adjusted, finite, hidden, visible_pairs
+from posx.attention.tiles import INVISIBLE, Block, Pairs, Tables, finite, hidden, visible_pairs, with_terms
 from posx.contract import ByDistance, Encoding, as_float
 from posx.machine.platforms import platform
 
 #: The logarithm of e to base 2, and its float32 bits.
 LOG2E, LOG2E_IN_PTX = math.log2(math.e), "0f3FB8AA3B"
+#: The score in place of -inf. Its product with LOG2E is exact, as it is a power of two: a row of it has equal weights.
+LOWEST = -(2.0**126)
 
 
 class Grid(NamedTuple):
@@ -53,6 +55,7 @@ class Grid(NamedTuple):
     near: int  # keys that do not exist for a query: the last ones, its own included
     wide: bool  # whether outputs are float32, since more is added to them before they are rounded
     warps: int  # of an instance
+    score: Any = None  # the `Pointwise` of a score that acts pair by pair
 
     @property
     def ahead(self) -> int:
@@ -103,10 +106,18 @@ def block_at(grid: Grid, refs: Any, n: Any) -> Any:
     return jax.tree.map(lambda x: x[None, None] if x.ndim == 2 else x[None], found)
 
 
-def scored(grid: Grid, bias: Any, q: Block, k: Block, s: jax.Array) -> jax.Array:
-    """Return the scores [1, 1, q, k] of products s."""
+def scored(grid: Grid, bias: Any, q: Block, k: Block, s: jax.Array, by_keys: bool = False) -> jax.Array:
+    """Return the scores [1, 1, q, k] of products s. by_keys: these were made with keys first."""
     tables = Tables({}, ByDistance(bias=None if bias is None else strips.Made(bias[0])))
-    return adjusted(Pairs(grid.encoding, grid.mask, tables, *(_all_axes(x) for x in (q, k))), s, s)
+    s = with_terms(Pairs(grid.encoding, grid.mask, tables, *(_all_axes(x) for x in (q, k))), s)
+    if grid.score is None:
+        return s
+    return grid.score.on_pairs(*((x.tokens.features, x.fixed) for x in (q, k)), s, by_keys)
+
+
+def finite_scores(grid: Grid, s: jax.Array) -> jax.Array:
+    """Return scores, finite if `score` made them. Triton's maximum would lose a NaN."""
+    return s if grid.score is None else jnp.where(s < LOWEST, LOWEST, s)
 
 
 def _all_axes(side: Block) -> Block:
@@ -142,7 +153,7 @@ def _forward(grid: Grid, i: Any, shared: Shared, q_side: Block, k_side: Block, o
         (o, top, total), k = carry, block_at(grid, k_side, j)
         products = dot(q.tokens.mapped[0, 0], k.tokens.mapped[0, 0], (1, 1))
         s = scored(grid, bias_of(grid, shared, i, j), q, k, products[None, None])
-        s = unseen(grid, q, k, s, masked)[0, 0]
+        s = unseen(grid, q, k, finite_scores(grid, s), masked)[0, 0]
         new_top = jnp.maximum(top, s.max(axis=1))
         shift = jnp.where(new_top > INVISIBLE, new_top, 0)
         p, shrink = weights(s, shift), jnp.exp(top - shift)

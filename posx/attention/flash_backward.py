@@ -23,6 +23,7 @@ from posx.attention.flash import (
     block_at,
     call,
     dot,
+    finite_scores,
     forward,
     over_keys,
     quotient,
@@ -109,24 +110,23 @@ def _gradients(grid: Grid, bias: Any, q: Block, k: Block, rows: Rows, masked: bo
     (by_q, by_k), (o_grad, v) = (x.tokens.mapped[0, 0] for x in (q, k)), (rows.o_grad[0, 0], k.tokens.values[0, 0])
     lse, delta = rows.lse[0], rows.delta[0]
 
-    def terms(bias: Any, of_q: Any, of_k: Any, s: jax.Array) -> jax.Array:
-        return scored(grid, bias, _with(q, token_bias=of_q), _with(k, token_bias=of_k), s)
+    def terms(bias: Any, of_q: Tokens, of_k: Tokens, s: jax.Array) -> jax.Array:
+        of_q, of_k = (own._replace(mapped=x.tokens.mapped) for own, x in ((of_q, q), (of_k, k)))
+        return scored(grid, bias, q._replace(tokens=of_q), k._replace(tokens=of_k), s, by_keys)
 
     def products(a: jax.Array, b: jax.Array) -> jax.Array:
         return dot(b, a, (1, 1)).T if by_keys else dot(a, b, (1, 1))
 
-    s, pull = jax.vjp(terms, bias, q.tokens.token_bias, k.tokens.token_bias, products(by_q, by_k)[None, None])
-    w = weights(unseen(grid, q, k, s, masked)[0, 0], lse)
+    nothing: Any = None
+    of_terms = (x.tokens._replace(mapped=nothing, values=None) for x in (q, k))
+    s, pull = jax.vjp(terms, bias, *of_terms, products(by_q, by_k)[None, None])
+    w = weights(unseen(grid, q, k, finite_scores(grid, s), masked)[0, 0], lse)
     s_grad = w * (products(o_grad, v) - delta[:, None])
-    of_bias, q_bias, k_bias, of_products = pull(s_grad[None, None])
+    of_bias, by_terms_q, by_terms_k, of_products = pull(s_grad[None, None])
     of_products = of_products[0, 0].astype(by_q.dtype)
     of_q, of_k, of_v = dot(of_products, by_k), dot(of_products, by_q, (0, 0)), dot(w.astype(v.dtype), o_grad, (0, 0))
     of_q, of_k, of_v = (x[None, None] for x in (of_q, of_k, of_v))
-    return Gradients(of_bias, Tokens(of_q, token_bias=q_bias), Tokens(of_k, of_v, token_bias=k_bias))
-
-
-def _with(side: Block, **arrays: Any) -> Block:
-    return side._replace(tokens=side.tokens._replace(**arrays))
+    return Gradients(of_bias, by_terms_q._replace(mapped=of_q), by_terms_k._replace(mapped=of_k, values=of_v))
 
 
 def _of_queries(grid: Grid, i: Any, shared: Shared, q_side: Block, k_side: Block, row_refs: Rows, out: Any):

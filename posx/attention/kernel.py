@@ -2,7 +2,8 @@
 
 It serves token maps, logit scales, biases by distance, token biases, `decay` and sinks, under every mask, with
 documents and grouped key heads. Under causal masks it serves vectors by distance that are constant beyond a small
-distance (near.py). Lengths are padded to whole blocks, widths of heads to powers of two.
+distance (near.py). It serves a `score` that acts pair by pair (pointwise.py). Lengths are padded to whole blocks,
+widths of heads to powers of two.
 
 A bias by distance is tabulated at the consecutive distances of a call, as one tile for each diagonal of tiles. For
 4,096 causal tokens it takes 1 MiB a head. The bias of all pairs would take 64 MiB. A bias that is a straight line is
@@ -26,8 +27,9 @@ from posx.attention.blockwise import blockwise
 from posx.attention.decay import in_one_block
 from posx.attention.masks import Mask
 from posx.attention.near import near_keys, near_refusal, with_near
+from posx.attention.pointwise import pointwise, score_of, shapes_of
 from posx.attention.tiles import Block, Pairs, Tokens, bias_strip, sinks
-from posx.contract import Encoding, Params, at_least_float32, distance_terms, of_kinds
+from posx.contract import Encoding, Params, Tile, at_least_float32, distance_terms, of_kinds
 from posx.machine.platforms import compute_capability, platform
 
 if TYPE_CHECKING:
@@ -42,7 +44,12 @@ WIDEST, AMPERE = 128, 8.0
 
 
 def kernel_refusal(
-    encoding: Encoding, params: Params, mask: Mask, in_order: bool = True, offset: int | None = 0
+    encoding: Encoding,
+    params: Params,
+    mask: Mask,
+    in_order: bool = True,
+    offset: int | None = 0,
+    tile: Tile | None = None,
 ) -> str | None:
     """Return why the kernel cannot serve this call, None if it can.
 
@@ -52,9 +59,16 @@ def kernel_refusal(
       mask: the mask.
       in_order: queries and keys are the same tokens, in order of arrival.
       offset: see `blockwise`.
+      tile: the arrays that `score` is given, or their shapes. If it is None, every score is refused.
     """
-    if refused := of_kinds(encoding, "pair", "tile"):
+    if refused := of_kinds(encoding, *(("pair", "tile") if tile is None else ("pair",))):
         return f"{type(encoding).__name__} acts on {', '.join(refused)}, which the kernel does not support"
+    if tile and encoding.acts_on("score") and isinstance(why := pointwise(encoding, params, tile), str):
+        return f"the score of {type(encoding).__name__} {why}, which the kernel does not support"
+    if encoding.acts_on("score") and near_keys(encoding, params, offset or 0):
+        return (
+            f"{type(encoding).__name__} has a score and vectors by distance, which the kernel does not support together"
+        )
     if not in_order:
         return "the kernel needs whole sequences in order, without idx"
     if offset is None and encoding.acts_on("by_distance"):
@@ -81,11 +95,12 @@ def kernel(pairs: Pairs, *, in_order: bool = False, offset: int | None = None, b
     Raises:
       ValueError: the kernel cannot serve the call.
     """
-    from posx.attention.flash import Grid, Shared  # Pallas takes a while to import
+    from posx.attention.flash import LOWEST, Grid, Shared  # Pallas takes a while to import
     from posx.attention.flash_backward import flash
 
     encoding, mask, (params, *_), q, k = pairs
-    if why := kernel_refusal(encoding, params, mask, in_order, offset):
+    tile = shapes_of(pairs)
+    if why := kernel_refusal(encoding, params, mask, in_order, offset, tile):
         raise ValueError(f"executor 'kernel' cannot serve this call: {why}. Give executor='blockwise'.")
     num_tokens, heads, channels = pairs.sizes[0], q.tokens.mapped.shape[1], k.tokens.values.shape[-1]
     widest = max(q.tokens.mapped, k.tokens.mapped, k.tokens.values, key=lambda x: x.shape[-1])
@@ -95,11 +110,15 @@ def kernel(pairs: Pairs, *, in_order: bool = False, offset: int | None = None, b
             "later. Give executor='blockwise'."
         )
     block = min(block, max(SMALLEST, _power_of_two(num_tokens)))
+    otherwise = functools.partial(blockwise, in_order=in_order, offset=offset)
+    if encoding.acts_on("score") and num_tokens == 1:  # `pointwise` tells axes apart by their sizes
+        return otherwise(pairs)
+    score, numbers = score_of(pairs, tile)
     biased, learned = "bias" in distance_terms(encoding, params), bool(jax.tree.leaves(params))
     near = near_keys(encoding, params, offset or 0)
     grid = Grid(
         encoding, mask, block, -(-num_tokens // block), heads, q.slots.segment is not None, biased and learned, near,
-        wide=near > 0 or encoding.acts_on("sink"), warps=4 if widest.shape[-1] <= 64 else 8,
+        wide=near > 0 or encoding.acts_on("sink"), warps=4 if widest.shape[-1] <= 64 else 8, score=score,
     )  # fmt: skip
 
     def run(pairs: Pairs) -> jax.Array:
@@ -108,15 +127,16 @@ def kernel(pairs: Pairs, *, in_order: bool = False, offset: int | None = None, b
             lowest = (offset or 0) - (grid.ahead + 1) * block  # one below those of the tiles, see `bias_tiles`
             distances = np.arange(lowest, lowest + (grid.diagonals + 1) * block)
             strip: Any = bias_strip(encoding, pairs.tables.params, distances)
-            bias = at_least_float32(strip)
-        o, lse = flash(grid, Shared(bias, slope), *(_whole_blocks(side, block) for side in (pairs.q, pairs.k)))
+            bias = jnp.maximum(at_least_float32(strip), LOWEST)
+        sides = (_whole_blocks(*side, block) for side in zip(pairs[3:], numbers, strict=True))
+        o, lse = flash(grid, Shared(bias, slope), *sides)
         o, lse = o[:, :num_tokens, :, :channels], lse[..., :num_tokens]
         if (sink := sinks(pairs)) is not None and not near:
             o = o * jax.nn.sigmoid(lse - sink[None, :, None]).swapaxes(1, 2)[..., None]
         o = o.swapaxes(1, 2)
         return with_near(pairs, offset or 0, near, o, lse) if near else o
 
-    return in_one_block(pairs, run, functools.partial(blockwise, in_order=in_order, offset=offset))
+    return in_one_block(pairs, run, otherwise)
 
 
 def _slope(grid: Grid, encoding: Encoding, offset: int | None) -> jax.Array | None:
@@ -130,11 +150,16 @@ def _slope(grid: Grid, encoding: Encoding, offset: int | None) -> jax.Array | No
     with jax.ensure_compile_time_eval():
         bias = np.asarray(encoding.by_distance({}, jnp.asarray(distance)).bias, np.float32)
     slopes = np.broadcast_to(bias[:, 1:2], (grid.heads, 1))
-    return jnp.asarray(slopes[:, 0]) if np.array_equal(bias, slopes[: len(bias)] * np.float32(distance)) else None
+    straight = np.isfinite(slopes).all() and np.array_equal(bias, slopes[: len(bias)] * np.float32(distance))
+    return jnp.asarray(slopes[:, 0]) if straight else None
 
 
-def _whole_blocks(side: Block, block: int) -> Block:
-    """Return the arrays of one side that the kernel reads, padded with empty slots to whole blocks."""
+def _whole_blocks(side: Block, read: tuple[Any, Any], block: int) -> Block:
+    """Return the arrays of one side that the kernel reads, padded with empty slots to whole blocks.
+
+    read: the numbers [b, h or 1, t] that a score reads, those with gradients and the others. Empty slots have the last
+    token's, for which the score is finite.
+    """
     tokens, (pos, idx, segment), padding = side.tokens, side.slots, -side.slots.idx.shape[1] % block
 
     def vectors(x: jax.Array) -> jax.Array:
@@ -144,14 +169,15 @@ def _whole_blocks(side: Block, block: int) -> Block:
     def numbers(x: jax.Array, **how: Any) -> jax.Array:
         return jnp.pad(x, ((0, 0), (0, padding)), **how) if padding else x
 
-    read = jax.tree.map(vectors, Tokens(tokens.mapped, tokens.values))
+    vectors_read = jax.tree.map(vectors, Tokens(tokens.mapped, tokens.values))
     token_bias = None
     if tokens.token_bias is not None:  # its summands are arrays of their own: a tile has no axis for them
         padded = jnp.pad(tokens.token_bias, ((0, 0), (0, 0), (0, padding), (0, 0)))
         token_bias = tuple(jnp.moveaxis(padded, -1, 0))
     segment = None if segment is None else numbers(segment)
     slots = Slots(numbers(pos, mode="edge"), numbers(idx, constant_values=-1), segment)
-    return Block(read._replace(token_bias=token_bias), slots)
+    by_score, fixed = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, padding)), mode="edge"), read)
+    return Block(vectors_read._replace(token_bias=token_bias, features=by_score), slots, fixed=fixed)
 
 
 def _widened(x: jax.Array) -> jax.Array:

@@ -65,6 +65,7 @@ class Block(NamedTuple):
     tokens: Tokens
     slots: Slots
     number: Any = None  # of this block among all, if there are several
+    fixed: Any = None  # numbers of tokens, [b or 1, h or 1, t] each, that a score in a kernel reads, without gradients
 
 
 class Tables(NamedTuple):
@@ -275,19 +276,28 @@ def sinks(pairs: Pairs) -> jax.Array | None:
 
 def adjusted(pairs: Pairs, s: jax.Array, visible: jax.Array) -> jax.Array:
     """Return scores [b, h, q, k] from products s of mapped vectors. visible [b or 1, q, k] is not applied yet."""
-    s, q, k, num_heads = with_terms(pairs, s), pairs.q.tokens, pairs.k.tokens, s.shape[1]
+    s = with_terms(pairs, s)
     if not pairs.encoding.acts_on("score"):
         return s
 
     def one(s: jax.Array, tile: Tile) -> jax.Array | None:
-        tile = Tile._make((*(x.swapaxes(0, 1) for x in tile[:4]), *tile[4:]))
-        found = pairs.encoding.score(pairs.tables.params, s, tile)
+        found = pairs.encoding.score(pairs.tables.params, s, tokens_first(tile))
         return finite(found) if on_cpu() else found
 
-    k_vectors, mapped_k = (repeat_heads(x, num_heads) for x in (k.vectors, k.mapped))
-    factor = jnp.ones((1, 1, 1, 1), s.dtype) if q.factor is None else q.factor
-    tile = Tile(q.vectors, k_vectors, q.unscaled, mapped_k, q.features, k.features, *pairs.pos, factor, visible)
-    return over_batch(one, s, tile, in_turn=s.shape[0] > 1 and scores_in_turn(s.size))
+    return over_batch(one, s, tile_of(pairs, visible), in_turn=s.shape[0] > 1 and scores_in_turn(s.size))
+
+
+def tile_of(pairs: Pairs, visible: jax.Array | None = None) -> Tile:
+    """Return the arrays that `score` reads beside s, [b or 1, ...] each, vectors heads first."""
+    q, k = pairs.q.tokens, pairs.k.tokens
+    k_vectors, mapped_k = (repeat_heads(x, q.mapped.shape[1]) for x in (k.vectors, k.mapped))
+    factor: Any = jnp.ones((1, 1, 1, 1), wide_dtype(q.mapped.dtype)) if q.factor is None else q.factor
+    return Tile(q.vectors, k_vectors, q.unscaled, mapped_k, q.features, k.features, *pairs.pos, factor, visible)  # type: ignore[arg-type]
+
+
+def tokens_first(tile: Tile) -> Tile:
+    """Return the tile of one sequence as `score` is given it."""
+    return Tile._make((*(x.swapaxes(0, 1) for x in tile[:4]), *tile[4:]))
 
 
 def bounded(pairs: Pairs, s: jax.Array) -> jax.Array:

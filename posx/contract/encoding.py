@@ -172,8 +172,8 @@ class Encoding(Value):
         If a cache holds revised keys, `tile.k_features` lacks the features of `revised_by`, and the tokens on the way
         are the queries' own: those in `tile.q_features`. These lack them too if the keys are revised up to the query.
 
-        A tile may be any rectangle, so entry (i, j) may depend on query i and key j alone; else declare `tiling`. The
-        vendor's fused kernel cannot serve an encoding that has a score.
+        A tile may be any rectangle, so entry (i, j) may depend on query i and key j alone; else declare `tiling`. On a
+        GPU a kernel serves a score whose operations on pairs act on each pair alone, see `posx/attention/pointwise.py`.
         """
         return s
 

@@ -95,12 +95,23 @@ def hook_shapes(encoding: Encoding, dims: Dims, vectors: Any = None) -> Called:
     `vectors` is the type of token vectors; all else has the default float type. Raises ConfigError for the first hook
     that does not fit, and if `init` returns no parameters of floats.
     """
+    return _checked(encoding, dims, vectors).called
+
+
+def tile_shapes(encoding: Encoding, dims: Dims, vectors: Any = None) -> Tile:
+    """Return the shapes of the tile that `score` is given in a model of these sizes, as `hook_shapes` does."""
+    return _checked(encoding, dims, vectors).tile
+
+
+def _checked(encoding: Encoding, dims: Dims, vectors: Any) -> HookCheck:
     floats = jnp.result_type(float)
     h, d, dtype = dims.num_heads, dims.head_dim, vectors or floats
     q, k, x = (Struct(shape, dtype) for shape in ((h, d), (dims.kv_heads, d), (dims.model_dim,)))
     params = {name: Struct(array.shape, floats) for name, array in _init(encoding, dims).items()}
     use = Use(q, k, k, jnp.dtype(jnp.int32), x, {}, {}, keys_mapped=False)
-    return HookCheck(encoding, params, use, built_for_it=True).run()
+    check = HookCheck(encoding, params, use, built_for_it=True)
+    check.run()
+    return check
 
 
 def _init(encoding: Encoding, dims: Dims) -> Params:
@@ -139,13 +150,14 @@ class HookCheck:
     def __init__(self, encoding: Encoding, params: Params, use: Use, built_for_it: bool = False):
         self.encoding, self.params, self.use, self.built_for_it = encoding, params, use, built_for_it
         self.called: Called = {}
+        self.tile: Any = None
         taken = {size for x in (use.q, use.k, use.v, use.x) if x is not None for size in x.shape} | {1}
         q, k, n = itertools.islice((size for size in itertools.count(3) if size not in taken), 3)
         self.sizes = {"h": use.q.shape[0], "g": use.k.shape[0], "d": use.q.shape[1], "q": q, "k": k, "n": n}
         self.sizes |= {"m": use.x.shape[0]} if use.x is not None else {}
 
-    def run(self) -> Called:
-        """Return `called`. Raises ConfigError for the first hook that does not return what the formula needs."""
+    def run(self) -> None:
+        """Fill `called` and `tile`. Raises ConfigError for the first hook that does not fit the formula."""
         encoding, use, sizes = self.encoding, self.use, self.sizes
         check_fact(type(encoding).__name__, "history", encoding.history)
         if idle := [hook for hook in encoding.history if not encoding.acts_on(hook)]:
@@ -175,8 +187,8 @@ class HookCheck:
         s = Struct((sizes["h"], sizes["q"], sizes["k"]), wide_dtype(use.q.dtype))
         k, mapped_k = (Struct((sizes["k"], sizes["h"], x.shape[2]), x.dtype) for x in (k, mapped_k))
         scale, visible = Struct((1, sizes["q"], 1), s.dtype), Struct(s.shape[1:], jnp.bool_)
-        tile = Tile._make((q, k, mapped_q, mapped_k, features, k_features, pos, k_pos, scale, visible))
-        given = {"pos": pos, "q_pos": pos, "k_pos": k_pos, "distance": distance, "s": s, "tile": tile}
+        self.tile = Tile._make((q, k, mapped_q, mapped_k, features, k_features, pos, k_pos, scale, visible))
+        given = {"pos": pos, "q_pos": pos, "k_pos": k_pos, "distance": distance, "s": s, "tile": self.tile}
         given["keys"] = self._tokens("k", Struct((sizes["g"], sizes["d"]), wide_dtype(use.k.dtype)))
         given["later"] = Struct((sizes["k"], sizes["q"]), jnp.bool_)
         given["features"], given["vectors"] = features, Struct((sizes["q"], sizes["h"], use.v.shape[1]), use.q.dtype)
@@ -184,7 +196,6 @@ class HookCheck:
         for hook in acting(encoding):
             if hook not in called:
                 self._call(hook, *(given[argument] for argument in HOOKS[hook].takes))
-        return self.called
 
     def _map(self, hook: str, x: Any, *rest: Any) -> Any:
         """Return x as the hook maps it."""

@@ -16,6 +16,7 @@ from posx.attention.arguments import as_slots
 from posx.attention.blockwise import Tiling, blockwise
 from posx.attention.fused import fused
 from posx.contract import abstract_params
+from posx.contract.shapes import tile_shapes
 from posx.encodings import Alibi, Chain, Deberta, Encoding, Learned, Nope, Rope, Shaw, Sinusoidal, TransformerXL
 from posx.errors import ConfigError
 from posx.lab.config import base_config, run_config
@@ -197,12 +198,13 @@ def test_auto_takes_the_fastest_kernel_of_a_gpu():
     def choose(name, dtype="bfloat16", width=64, **call):
         dims = posx.Dims(width, 1, width, 1, 64)
         encoding = posx.build(name, dims)
-        given = dict(mask=posx.causal(), sizes=(64, 64), in_order=True, vectors=jax.ShapeDtypeStruct((width,), dtype))
+        given = dict(mask=posx.causal(), sizes=(64, 64), in_order=True, tile=tile_shapes(encoding, dims, dtype))
         return attention.choose_executor(encoding, abstract_params(encoding, dims), **given | call)
 
     with traced_for("cuda"):
         assert [choose(name) for name in ("rope", "xpos")] == ["fused"] * 2
-        assert [choose(name) for name in ("alibi", "t5", "fox", "learned_sinks", "shaw")] == ["kernel"] * 5
+        served = "alibi", "t5", "fox", "learned_sinks", "shaw", "grape_a", "gape"
+        assert [choose(name) for name in served] == ["kernel"] * 7
         assert [choose(name) for name in ("transformer_xl", "cope", "fire")] == ["blockwise"] * 3
         assert choose("shaw", mask=posx.full()) == choose("shaw", offset=None) == "blockwise"
         assert choose("rope", segments=True) == choose("rope", "float32") == "kernel"

@@ -15,6 +15,7 @@ import posx
 from posx.attention import kernel_refusal
 from posx.attention.kernel import kernel
 from posx.contract import abstract_params, distance_terms
+from posx.contract.shapes import tile_shapes
 from posx.encodings import Alibi, Chain, Rope, Shaw, Xpos
 from posx.errors import ConfigError
 from posx.lab.config import base_config, run_config
@@ -29,7 +30,7 @@ POS = np.arange(T, dtype=np.int32)
 small_blocks = functools.partial(kernel, block=16)
 SERVED = [
     case for case, encoding in CASES.items()
-    if not kernel_refusal(encoding, abstract_params(encoding, DIMS), posx.causal())
+    if not kernel_refusal(encoding, abstract_params(encoding, DIMS), posx.causal(), tile=tile_shapes(encoding, DIMS))
 ]  # fmt: skip
 #: One for each term of the formula, and each kind of mask.
 QUICK = {
@@ -183,9 +184,9 @@ def gpu():
     return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device))
 
 
-def lowered_gradients(case, dtype, length):
+def lowered_gradients(encoding, dtype, length):
     """Return the text of the outputs and gradients for CUDA."""
-    encoding, heads = CASES[case], (DIMS.num_heads, DIMS.kv_heads, DIMS.kv_heads)
+    heads = DIMS.num_heads, DIMS.kv_heads, DIMS.kv_heads
     x = shape_of(B, length, DIMS.model_dim) if encoding.acts_on("features") else None
     sides = [shape_of(B, length, number, DIMS.head_dim, dtype=dtype) for number in heads]
 
@@ -203,7 +204,7 @@ def lowered_gradients(case, dtype, length):
 @pytest.mark.parametrize("case", [case if case in ("shaw", "t5", "xpos") else slowly(case) for case in SERVED])
 def test_the_kernel_is_lowered_for_cuda(case, dtype):
     length = 200 if CASES[case].max_position is None else 20
-    text = lowered_gradients(case, dtype, length)
+    text = lowered_gradients(CASES[case], dtype, length)
     assert custom_calls(text) == {"__gpu$xla.gpu.triton"}
     terms = distance_terms(CASES[case], params := abstract_params(CASES[case], DIMS))
     assert ("posx_of_diagonal" in text) == bool(params and "bias" in terms)
@@ -211,6 +212,6 @@ def test_the_kernel_is_lowered_for_cuda(case, dtype):
 
 def test_no_gradient_of_a_learned_bias_is_written_for_all_pairs():
     length = 512
-    shapes = re.findall(r"tensor<([\dx]+)x[a-z]", lowered_gradients("t5", "bfloat16", length))
+    shapes = re.findall(r"tensor<([\dx]+)x[a-z]", lowered_gradients(CASES["t5"], "bfloat16", length))
     sizes = {math.prod(map(int, shape.split("x"))) for shape in shapes}
     assert B * DIMS.num_heads * length * 64 <= max(sizes) < B * DIMS.num_heads * length * length / 2

@@ -23,6 +23,7 @@ from posx.attention.blockwise import Tiling, blockwise
 from posx.conformance.by_numpy import by_numpy
 from posx.conformance.subject import drawn_params
 from posx.contract import acting
+from posx.contract.shapes import tile_shapes
 from posx.encodings import ENCODINGS, Dims, Encoding, build
 from posx.errors import ConfigError, PosxError
 from posx.fields import items_of
@@ -298,7 +299,8 @@ def executors_for(encoding: Encoding, params: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"dense": "dense", "blockwise": TILES}
     if not refusal(encoding, params, causal(), in_order=True, segments=False):
         found["fused"] = "fused"
-    if platforms.platform() == "cuda" and not kernel_refusal(encoding, params, causal()):
+    tile = tile_shapes(encoding, DIMS)
+    if platforms.platform() == "cuda" and not kernel_refusal(encoding, params, causal(), tile=tile):
         found["kernel"] = "kernel"
     return found
 

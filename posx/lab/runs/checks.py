@@ -10,6 +10,7 @@ from pathlib import Path
 
 from posx.attention import kernel_refusal, refusal
 from posx.contract import abstract_params
+from posx.contract.shapes import tile_shapes
 from posx.encodings import spec_text
 from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError, in_one_line
 from posx.evaluation import protocols
@@ -48,7 +49,7 @@ def _encoding_problems(run: RunConfig) -> Iterator[str]:
             if executor == "fused":
                 why = refusal(encoding, params, mask, in_order=True, segments=False)
             else:
-                why = kernel_refusal(encoding, params, mask)
+                why = kernel_refusal(encoding, params, mask, tile=tile_shapes(encoding, run.dims))
             if why:
                 yield (
                     f"{section}.executor={executor!r} cannot serve {encoding}: {why}. Use "

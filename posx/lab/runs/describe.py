@@ -10,6 +10,7 @@ import jax
 
 from posx.attention import Mask, choose_executor
 from posx.contract import Dims, abstract_params, distance_terms, of_kinds
+from posx.contract.shapes import tile_shapes
 from posx.encodings import Encoding
 from posx.errors import ConfigError
 from posx.evaluation.protocols import run_protocols
@@ -64,8 +65,8 @@ def executor_of(run: RunConfig, encoding: Encoding, mask: Mask) -> str:
     if run.train.executor != "auto":
         return run.train.executor
     params, sizes = abstract_params(encoding, run.dims), (run.train.length, run.train.length)
-    vectors = jax.ShapeDtypeStruct((run.dims.head_dim,), run.model.dtype)
-    return choose_executor(encoding, params, mask, sizes, in_order=True, vectors=vectors)
+    tile = tile_shapes(encoding, run.dims, run.model.dtype)
+    return choose_executor(encoding, params, mask, sizes, in_order=True, tile=tile)
 
 
 def layout(run: RunConfig, started: int | None = None, mesh: str = "") -> Layout:
