@@ -38,7 +38,17 @@ FAILURES = (ValueError, TypeError, NotImplementedError, RuntimeError, MemoryErro
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """An encoding resolved for `train_len` tokens, and `length` tokens of noise to attend over."""
+    """An encoding, and tokens of noise to attend over.
+
+    Attributes:
+      encoding: its spec.
+      length: tokens to attend over.
+      heads: of queries, keys and values.
+      head_dim: channels of a head.
+      batch: sequences.
+      train_len: tokens that the encoding is resolved for.
+      dtype: of q, k and v.
+    """
 
     encoding: str
     length: int

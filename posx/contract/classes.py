@@ -1,8 +1,8 @@
 """Checks of a class as soon as it is defined: what looks like a hook or a fact must be one.
 
-A misspelt hook would never be called, a hook of another signature would fail deep in a trace, a misspelt fact would be
-believed: such a class trains as something else than what was written. Hooks, facts and signatures are read off
-`Encoding`, so nothing is listed twice.
+A misspelt hook would never be called. A hook with another signature would fail deep in a trace. A misspelt fact would
+be ignored. The class would then train as another encoding than the one that its author meant. Hooks, facts and
+signatures are read off `Encoding`, so nothing is listed twice.
 """
 
 from __future__ import annotations

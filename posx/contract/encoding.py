@@ -60,9 +60,10 @@ class Encoding(Value):
     fades: ClassVar[bool] = False
     #: "any"; "rows" if a tile must span all keys; "neighbours" if `score` also reads the slots next to a key's.
     tiling: ClassVar[str] = "any"
-    #: How many earlier tokens a hook sees beside each one: {"key": 1} gives `key` vectors [t, 2, h, d], {"features": 3}
-    #: gives `features` x [t, 4, m]; `query` and `value` may look back too. A token's own come first, then those before
-    #: it in arrival order, before any map; zeros before the start of its document.
+    #: How many earlier tokens a hook sees beside each one. {"key": 1} gives `key` vectors [t, 2, h, d], {"features": 3}
+    #: gives `features` x [t, 4, m]. `query` and `value` may look back too. A token's own vector comes first, then those
+    #: of the tokens before it in arrival order. No map has been applied to them. Before the start of its document they
+    #: are zeros.
     history: ClassVar[Mapping[str, int]] = types.MappingProxyType({})
     #: The pairs of channels that maps of vectors rotate, "" for none: maps that rotate the same pairs commute.
     planes: ClassVar[str] = ""

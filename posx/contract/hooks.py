@@ -2,9 +2,9 @@
 
 To write an encoding, read FORMULA, then override hooks of `posx.contract.encoding.Encoding`, which documents them.
 
-Everything that repeats a list of hooks is read off `HOOKS`: how a chain joins its parts, what a class may define, which
-shapes a hook must return, which executors can serve it, which checks apply. A new hook is one row here, its default in
-`Encoding`, and the executor that evaluates it.
+All that depends on the list of hooks is read off `HOOKS`. This is how a chain joins its parts, which methods a class
+may define, and which shapes hooks must return. It is also which executors can serve an encoding, and which checks
+apply. A new hook is one row here, its default in `Encoding`, and the executor that evaluates it.
 
 Letters of axes, project-wide: b batch, t token (q if it asks, k if it is seen), h head, g key/value head. Widths: d of
 a head, d' of a head after maps, m of the model, v of the vocabulary, n of distances or summands. Hooks see no batch
@@ -89,7 +89,13 @@ class Tile(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of a composite that acts on a hook: `call` is that hook with the part's own params and features."""
+    """A part of a composite that acts on a hook.
+
+    Attributes:
+      name: its name in the composite, the prefix of its params.
+      encoding: the part itself.
+      call: the hook of the part, with its own params and features.
+    """
 
     name: str
     encoding: Any

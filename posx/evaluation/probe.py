@@ -30,9 +30,13 @@ ROUGH, QUIET = 0.02, 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class _Change:
-    """The change in nats of the entries at `places` [p] if all tokens from `position` on are replaced.
+    """The change of a model's log-probabilities if all tokens from a position on are replaced.
 
-    `moved` is 0 for changes that repeating a call makes too, `excess` also for those that rounding may make.
+    Attributes:
+      position: the first replaced token.
+      places: [p], the entries that were read.
+      moved: [p] nats, 0 for a change that repeating the call makes too.
+      excess: [p] nats, 0 also for a change that rounding may make.
     """
 
     position: int

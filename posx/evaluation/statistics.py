@@ -1,8 +1,8 @@
 """95 % intervals over text, from stored sums over short blocks of it.
 
 The losses of neighbouring blocks are alike, over distances that differ from text to text. So blocks are not taken as
-independent: the variance of a mean is read off the slow part of the very series that is judged (of a ratio, the
-difference), however long its correlations are. The interval is None if the text is too short to tell.
+independent. The variance of a mean is read off the slow part of the series that is judged, however long its
+correlations are. For a ratio, that is the series of differences. The interval is None if the text is too short to tell.
 """
 
 from __future__ import annotations
@@ -34,7 +34,12 @@ _Row = Mapping[str, Any]
 
 
 class Ratio(NamedTuple):
-    """A perplexity ratio and the ends of its 95 % interval over text, which are None if there is too little text."""
+    """A perplexity ratio and its 95 % interval over text.
+
+    Attributes:
+      value: the ratio.
+      low, high: the ends of the interval, None if there is too little text.
+    """
 
     value: float
     low: float | None
@@ -48,9 +53,9 @@ def half_width(sums: Any, counts: Any) -> float | None:
     block that repeats the block before it is taken out first and put back at the end. So long correlations bias
     nothing.
 
-    Source: Lazarus, Lewis, Stock and Watson 2018 (HAR inference, J. Business & Economic Statistics 36: cosines with
-    Student's t), Andrews and Monahan 1992 (prewhitening, Econometrica 60), Marriott and Pope 1954 (the bias of the
-    lag-1 correlation, Biometrika 41). experiments/intervals measures how often it covers.
+    Source: Lazarus, Lewis, Stock and Watson 2018, J. Business & Economic Statistics 36, for cosines with Student's t.
+    Andrews and Monahan 1992, Econometrica 60, for prewhitening. Marriott and Pope 1954, Biometrika 41, for the bias of
+    the lag-1 correlation. experiments/intervals measures how often the interval covers the true value.
     """
     counts = np.asarray(counts, np.float64)
     if no_interval(sums, counts):

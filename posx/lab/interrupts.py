@@ -2,8 +2,8 @@
 
 Python runs a signal's handler wherever the main thread happens to be. While a library is being loaded nothing can be
 raised, as native code that is left half-way crashes. An exception inside a destructor or a callback of garbage
-collection (JAX has both) would be printed and dropped, and a long run would go on. In both cases it is raised a moment
-later. If that is impossible, the signal is remembered and loops ask for it.
+collection (JAX has both) would be printed and dropped. A long run would then continue. In both cases the exception is
+raised a moment later. If that is impossible, the signal is remembered and loops ask for it.
 
 Both leave a run the time to save its last step; a second Ctrl-C ends it at once.
 """

@@ -45,9 +45,14 @@ Measured = Mapping[RunFolder, Sequence[dict[str, Any]]]
 
 
 class Request(NamedTuple):
-    """A stored run, and its settings with the requested ones.
+    """A stored run with the settings of its evaluation.
 
-    text: the settings of its text that are replaced. parent: the run whose weights it has under another encoding.
+    Attributes:
+      folder: of the run.
+      run: its stored settings.
+      asked: its settings with the requested ones.
+      text: the settings of its text that the request replaces.
+      parent: the run whose weights it has under another encoding, if any.
     """
 
     folder: RunFolder

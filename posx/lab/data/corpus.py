@@ -50,9 +50,12 @@ _HEADING = re.compile(r" ?= [^=\s](?:.*[^=\s])? = ?")
 
 @dataclass(frozen=True)
 class Source:
-    """The text before it is loaded; `digest` identifies its content.
+    """The text before it is loaded.
 
-    Without `validation`, `train` is split by hash. Without `train`, all text is held out, and nothing is trained.
+    Attributes:
+      digest: identifies the content.
+      train: None if all text is held out. Nothing is then trained.
+      validation: None if `train` is split by hash.
     """
 
     digest: str

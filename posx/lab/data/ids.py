@@ -23,8 +23,11 @@ _HEADER = 256
 class Ids:
     """Token ids as a file or the rows of a table hold them.
 
-    values: [n], of any integer type. ends: [rows] the end of each row in them. where: the file. row: what a row is
-    called, with the number of the first one; "" for a file of one row.
+    Attributes:
+      values: [n], of any integer type.
+      ends: [rows], the end of each row in `values`.
+      where: the file.
+      row: the word for a row and the number of the first one; "" for a file of one row.
     """
 
     values: np.ndarray

@@ -56,9 +56,15 @@ class TokenStore:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Both splits and their tokenizer. Without training text, `train` is empty.
+    """Both splits and their tokenizer.
 
-    `digest` identifies both splits and the tokenizer by content, `held_out_digest` only what is scored.
+    Attributes:
+      train: empty without training text.
+      validation: the held-out split.
+      tokenizer: of both splits.
+      digest: identifies both splits and the tokenizer by content.
+      source: a description of the text.
+      warnings: reasons to doubt results on this text, also logged at each start.
     """
 
     train: TokenStore
@@ -66,7 +72,7 @@ class Dataset:
     tokenizer: Tokenizer
     digest: str
     source: str
-    warnings: tuple[str, ...]  # reasons to doubt results on this text; also logged at each start
+    warnings: tuple[str, ...]
 
     @property
     def held_out_digest(self) -> str:

@@ -71,10 +71,10 @@ def prune(root: Path, most_bytes: int, own: str) -> None:
 
     Outside of the folder named `own` all that were unused for UNUSED_SECONDS go. A file that cannot be deleted stays.
 
-    JAX can evict programs itself (jax_compilation_cache_max_size). A process that is killed between the two files of an
-    entry then ends all writing for good, up to JAX 0.10.2 at least (jax issue 39880). Every write also lists the folder
-    and reads a file for each entry under a lock, 17 ms a program with 200 of them. Here the folder is listed once a
-    start, in a millisecond, without a lock: a program that is deleted under a reader is compiled again.
+    JAX can evict programs itself (jax_compilation_cache_max_size). Up to JAX 0.10.2 at least, a process that is killed
+    between the two files of an entry then ends all writing for good. See jax issue 39880. Every write also lists the
+    folder and reads a file for each entry under a lock, 17 ms a program with 200 of them. Here the folder is listed
+    once a start, in a millisecond, without a lock: a program that is deleted under a reader is compiled again.
     """
     programs = []  # (whether it stays if there is room, last use in seconds, bytes, path)
     for path in root.glob("jaxlib-*/*"):

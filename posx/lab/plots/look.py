@@ -179,7 +179,7 @@ def log_axis(ax: Axes, values: Sequence[float]) -> float:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Return 4 to 9 ticks of a log axis that leave no end of it bare; even steps if it is less than half a decade."""
+    """Return 4 to 9 ticks that reach both ends of a log axis, evenly spaced on less than half a decade."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     every = [[step * 10.0**power for power in powers for step in ladder] for ladder in _LADDERS]
     every.append(list(map(float, MaxNLocator(6).tick_values(low, high))))

@@ -55,18 +55,24 @@ _LOG = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-    """One run folder, another run than any other folder, whatever their names and settings.
+    """One run folder. No two folders are the same run, whatever their names and settings.
 
-    settings: of training, but code as it was when the rows were measured, with the scored text and step.
-    left_out: (protocol, the rows that figures and tables leave out, and why).
+    Attributes:
+      path: below the folder that is plotted.
+      text: the encoding, as "rope(base=500000)+alibi", or "rope, nope" for a hybrid.
+      train_len: tokens.
+      settings: of training, with the scored text and step. Code is as it was when the rows were measured.
+      longest: the longest window of any row, in tokens.
+      workdir: the folder that is plotted, as a command can name it.
+      left_out: (protocol, the rows that figures and tables leave out, and why).
     """
 
-    path: str  # below the folder that is plotted
-    text: str = ""  # rope(base=500000)+alibi, of a hybrid "rope, nope"
+    path: str
+    text: str = ""
     train_len: int = 0
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    longest: int = 0  # window that any row of the run serves
-    workdir: str = ""  # that is plotted, as a command can name it
+    longest: int = 0
+    workdir: str = ""
     left_out: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
     @functools.cached_property

@@ -19,8 +19,13 @@ _EMPTY, _HEAD = "-", "encoding | seeds"
 class RowTable(NamedTuple):
     """The table of one training length and protocol.
 
-    facts: what was scored, and the meaning of the spreads. warnings: why its numbers do not compare. columns: the title
-    of each column of numbers. lines: (curve, {title: point}) of each row. notes: what is left out.
+    Attributes:
+      panel: its rows.
+      facts: what was scored, and the meaning of the spreads.
+      warnings: why its numbers do not compare.
+      columns: the title of each column of numbers.
+      lines: (curve, {title: point}) of each row.
+      notes: results that the table leaves out.
     """
 
     panel: Panel

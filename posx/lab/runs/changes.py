@@ -148,8 +148,8 @@ def _act_alike(new: Encoding, old: Encoding, dims: Dims) -> bool:
 
     Rules that give equal frequencies are equal. Encodings without parameters are compared on random vectors. Others are
     alike only if they are equal, since their parameters are not known here. Equality also decides for encodings that
-    change with the length of the text or read features, and for the user's own: nobody knows at which positions these
-    differ.
+    change with the length of the text or read features, and for the user's own. The positions at which these differ are
+    not known.
     """
     new, old = _with_plain_rules(new), _with_plain_rules(old)
     lengths, pos = [2**n for n in range(1, 31)], set(PROBES)

@@ -1,8 +1,8 @@
 """Damage in the folder of a run: files that were cut, edited, removed, or changed by the disk.
 
-Rows agree with themselves and with their checksums, JSON files with theirs, checkpoints with their manifests. The
-library never deletes a damaged file: `mend` moves it to `NAME.damaged-DATE`, and the command that made the run then
-writes, measures or trains it again.
+Rows agree with themselves and with their checksums, JSON files with theirs, checkpoints with their manifests. posx
+never deletes a damaged file: `mend` moves it to `NAME.damaged-DATE`. The command that made the run then writes,
+measures or trains again what the file held.
 """
 
 from __future__ import annotations
@@ -47,7 +47,14 @@ MEASURE = "Repeat the command that made the run, or measure it again: posx evalu
 
 @dataclasses.dataclass(frozen=True)
 class Damage:
-    """One damaged file or row: its path, its line (0: the whole file), the problem, and how to mend it."""
+    """One damaged file or row.
+
+    Attributes:
+      path: the file.
+      problem: in words.
+      mend: how to mend it.
+      line: the line of the row, 0 for the whole file.
+    """
 
     path: Path
     problem: str

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from posx.lab.model import Model
     from posx.lab.training.layout import Layout
 
-#: How much longer a layer takes whose encoding reads the vectors of every pair of tokens. Measured at L = 64 and width
-#: 128, training and evaluating to 16 L: Shaw takes 1.5, Transformer-XL 1.35 and DeBERTa 1.25 times as long as NoPE.
+#: The share by which a layer takes longer if its encoding reads the vectors of every pair of tokens. Shaw takes 1.5,
+#: Transformer-XL 1.35 and DeBERTa 1.25 times as long as NoPE, measured at L = 64 and width 128. The time is that of
+#: training and evaluation to 16 L.
 PAIRS_COST = 0.35
 
 #: The targets of a whole text that is not read, to weigh rows by.
@@ -104,11 +105,16 @@ def opening(run: RunConfig, layout: Layout) -> str:
 class Expected:
     """The cost of a run.
 
-    tokens: of all training steps. flops: of training. eval_flops: of the forward passes of evaluation, None for a
-    whole text of unknown length. lengths: evaluated lengths that the model is defined for, each a program to compile.
-    slower: times the wall time of as many flops without an encoding. memory: bytes of float32 weights, their gradients
-    and two moments, of the activations kept for one part of a batch, and of logits. On XLA's CPU backend the memory
-    is within about a tenth if the batch outweighs the weights. Vectors of pairs add up to a third.
+    Attributes:
+      num_params: of the model.
+      tokens: of all training steps.
+      flops: of training.
+      eval_flops: of the forward passes of evaluation, None for a whole text of unknown length.
+      lengths: evaluated lengths that the model is defined for, each a program to compile.
+      slower: times the wall time of as many FLOP without an encoding.
+      memory: bytes of float32 weights, their gradients and two moments, of the activations kept for one part of a
+        batch, and of logits. On XLA's CPU backend this is within about a tenth if the batch outweighs the weights.
+        Vectors of pairs add up to a third.
     """
 
     num_params: int
@@ -190,9 +196,12 @@ def describe(run: RunConfig, mesh: str = "") -> str:
 class Share:
     """Bytes of one device of a mesh.
 
-    state: its part of weights, gradients and two moments. gathered: weights of other devices while they are used, of
-    all layers, or of one and its gradients if `model.remat` is "layer" (XLA's CPU backend keeps all the same).
-    activations: kept for the backward pass, and logits. moved_weights, moved_activations: sent in one step, by rings.
+    Attributes:
+      state: its part of weights, gradients and two moments.
+      gathered: weights of other devices while they are used: of all layers, or of one and its gradients if
+        `model.remat` is "layer". XLA's CPU backend keeps all of them even then.
+      activations: kept for the backward pass, and logits.
+      moved_weights, moved_activations: sent in one step, by rings.
     """
 
     state: float

@@ -85,11 +85,13 @@ NEEDED = {"is_causal": True}
 class Keys:
     """The keys of a family's configs.
 
-    reads: {key: Llama's key of the same meaning}. Two keys with one meaning must agree.
-    needed: {key: the value that posx has}, which is read too.
-    repeats: {key: Llama's key}: transformers does not read it, so it must agree with what is read.
-    irrelevant: keys that change no logits, beside those of every family.
-    defaults: {Llama's key: its value} of keys that transformers does not declare.
+    Attributes:
+      name: the model type.
+      reads: {key: Llama's key of the same meaning}. Two keys with one meaning must agree.
+      needed: {key: the value that posx has}, which is read too.
+      repeats: {key: Llama's key}. transformers does not read the key, so it must agree with the one that is read.
+      irrelevant: keys that change no logits, beside those of every family.
+      defaults: {Llama's key: its value} of keys that transformers does not declare.
     """
 
     name: str

@@ -31,10 +31,15 @@ _COMPARED = frozenset({"block_len", "max_targets", "stride", "targets"})
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationPlan:
-    """The rows that are asked of one `protocol`.
+    """The rows that are asked of one protocol.
 
-    lengths: requested. moved: lengths whose stored rows used an older set of targets. stored: rows on the current
-    targets, by length. apart: rows with another number of targets or another stride.
+    Attributes:
+      protocol: with the settings of the run.
+      anchor: the longest window so far, which places the targets, in tokens.
+      lengths: requested.
+      moved: lengths whose stored rows used an older set of targets.
+      stored: rows on the current targets, by length.
+      apart: rows with another number of targets or another stride.
     """
 
     protocol: Protocol
@@ -77,8 +82,13 @@ def evaluation_plans(
 class Asked:
     """A row that is asked of a run.
 
-    targets: the scored ones. windows: [n, 3], as `Targets.windows`, or None if the model is not defined at the length.
-    begins: whether token 0 of the stream takes the place of their first token, [n]. stored: the row, if it is there.
+    Attributes:
+      plan: of its protocol.
+      length: of its windows, in tokens.
+      targets: the scored ones.
+      windows: [n, 3], as `Targets.windows`; None if the model is not defined at the length.
+      begins: [n], token 0 of the stream takes the place of the first token of the window; None as `windows`.
+      stored: the row, if the folder holds it.
     """
 
     plan: EvaluationPlan

@@ -31,8 +31,8 @@ def points_of(config: ConfigDict) -> list[Point]:
     Training lengths vary slowest, then encodings, other settings and seeds.
 
     Raises:
-      ConfigError: a setting is not known or has no value, a value is named twice, axes cannot be joined, or there are
-        more than MOST_RUNS combinations.
+      ConfigError: for an unknown setting, one without values or with a value named twice, axes that cannot be joined,
+        or more than MOST_RUNS combinations.
     """
     axes = axes_of(config)
     groups = _groups(config, axes)

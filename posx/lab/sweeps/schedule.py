@@ -32,10 +32,18 @@ PROCESS_MEMORY, MEMORY_SHARE = 600e6, 0.8
 class Cost(NamedTuple):
     """The expected cost of a run.
 
-    flops; lengths to evaluate; memory in bytes; steps of training; speed of one core in FLOP/s; start in seconds.
+    The rows of a batch are sharded equally. If runs are equally long, lower seeds go first. Runs that share programs
+    then start at different times, and only the first has to compile them.
 
-    The rows of a batch are sharded equally, 0 of them over any number of devices. If runs are equally long, lower seeds
-    go first: runs that share programs then start apart, as only the first has to compile them.
+    Attributes:
+      flops: of the whole run.
+      lengths: windows to evaluate, each a program to compile.
+      memory: bytes.
+      steps: of training.
+      rows: of a batch; 0 can be sharded over any number of devices.
+      seed: of the run.
+      speed: of one core, in FLOP/s.
+      start: seconds.
     """
 
     flops: float
@@ -67,7 +75,11 @@ class Cost(NamedTuple):
 class Schedule:
     """The number of processes at once, and the cores of each.
 
-    More processes than cores take turns on all cores. A width of 0 binds them to no cores. why: a reason to show.
+    Attributes:
+      cores: of the machine.
+      at_once: processes. If they are more than `cores`, they take turns on all cores.
+      width: cores of each process; 0 binds processes to no cores.
+      why: a reason to show.
     """
 
     cores: int

@@ -31,8 +31,8 @@ ALONE = "--processes=1"
 class _Task:
     """A command on the folder of a run. It logs to `log.txt` there, and prints results to its `output` if it has one.
 
-    Each kind of task has a `cost`, a `command` in words, its `progress` (the finished part, below 1 until it ends), and
-    in a few words its present `state` and its `outcome`.
+    Each kind of task has a `cost`, a `command` in words, and its `progress`: the finished part, below 1 until it ends.
+    `state` and `outcome` say in a few words how it stands and how it ended.
     """
 
     run: RunConfig
@@ -134,13 +134,10 @@ class Job(_Task):
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation(_Task):
-    """One run, evaluated.
+    """The evaluation of a run. `run` holds its settings, with those that the flags set."""
 
-    run: its settings, with those that the flags `words` set. speed: FLOP/s of one core.
-    """
-
-    words: tuple[str, ...] = ()
-    speed: float = CORE_SPEED
+    words: tuple[str, ...] = ()  # flags of `posx evaluate`
+    speed: float = CORE_SPEED  # FLOP/s of one core
 
     @functools.cached_property
     def cost(self) -> Cost:

@@ -45,9 +45,12 @@ RULES: dict[tuple[str, ...], tuple[str, str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The devices of training: `data` of them with a copy of the state each, or with `model`, `data` x `model` parts.
+    """The devices of training. DATA divides the rows of every part of a batch.
 
-    DATA divides the rows of every part of a batch.
+    Attributes:
+      data: devices along the axis DATA.
+      model: devices along the axis MODEL. Each of the `data` x `model` devices then holds a part of the state. 0 gives
+        each of `data` devices a copy of the whole state.
     """
 
     data: int = 1

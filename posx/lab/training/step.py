@@ -176,8 +176,8 @@ def _positions(model: Model, rates: Rates) -> dict[tuple[str, ...], Rate]:
 def flops_per_token(model: Model, length: int) -> float:
     """Count the floating-point operations per token of one training step.
 
-    These are 6 per matmul weight, and 6 m L per layer for attention: causal-exact (half of the square), without
-    recomputation, and nothing for the encoding, whose cost shows as a lower MFU.
+    These are 6 per matmul weight, and 6 m L per layer for attention, which counts the causal half of the square.
+    Recomputation does not count. Nor does the encoding, whose cost shows as a lower MFU.
     Source: PaLM (arXiv 2204.02311) appendix B, halved for causality.
     """
     config, dims = model.config, model.dims

@@ -280,7 +280,14 @@ def environment(cost: Cost, cores: int) -> dict[str, str]:
 
 @dataclasses.dataclass
 class RemoteCommand:
-    """The command of a run, to be pickled and run on another machine. settings: environment variables that it gets."""
+    """The command of a run, to be pickled and run on another machine.
+
+    Attributes:
+      words: of the command line.
+      folder: of the run.
+      settings: environment variables that the command gets.
+      began: the working folder of the sweep.
+    """
 
     words: list[str]
     folder: RunFolder
