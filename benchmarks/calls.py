@@ -25,8 +25,8 @@ from posx.machine.devices import mesh, on_devices
 
 #: The library's own executors.
 LIBRARY = tuple(EXECUTORS)
-#: Blockwise that skips no tiles, beside that which does where an encoding fades. And blockwise with the larger tiles
-#: that accelerators may want.
+#: Blockwise without skipping, beside blockwise that skips tiles if an encoding fades. And blockwise with larger tiles,
+#: for accelerators.
 EXECUTORS["every-tile"] = functools.partial(blockwise, tiling=Tiling(skip=False))
 EXECUTORS["wide-tiles"] = functools.partial(blockwise, tiling=Tiling(512, 1024))
 

@@ -36,9 +36,13 @@ class WorkerError(Exception):
 class Worker:
     """One process with one object: `call` is `send`, which does not wait, and `receive`.
 
-    made: "module:Class", called with `arguments` as JSON carries them; or "module:function", for `call` below. cpus:
-    cores to run on, by default those of this process. devices: JAX's CPU devices, by default as posx has them. code:
-    the checkout whose posx and benchmarks are imported.
+    Args:
+      made: "module:Class", called with `arguments` as JSON carries them; or "module:function", for `call` below.
+      arguments: of the class.
+      cpus: cores to run on, by default those of this process.
+      devices: JAX's CPU devices, by default as posx has them.
+      code: the checkout whose posx and benchmarks are imported.
+      stderr: the file of the process's standard error.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ _quiet = False
 
 
 def be_quiet() -> None:
-    """Show nothing from now on, as another process of the same run does."""
+    """Show nothing from now on, because another process of the same run shows all lines."""
     global _quiet
     _quiet = True
 

@@ -56,6 +56,8 @@ PAGES = sorted(
 ABBREVIATED = re.compile(r"\b(e\.g|i\.e|cf|vs|al|etc)\.")
 #: The end of a sentence, of a list's item or of a paragraph; a colon that opens a list, a block or a paragraph.
 END = re.compile(r"[.!?]\)?(?:\s+|$)|\n\s*\n|\n\s*(?:[-*]|\d+\.) | · |:(?=\s*$|\n\s*\n|\n\s*[-*] |\n {4})")
+#: A block of code in a docstring, after an empty line.
+CODE_BLOCK = re.compile(r"\n\s*\n(?: {4}.*(?:\n|$))+")
 LABEL = re.compile(r"^\s*(?:[-*] )?(?:\S+ ){0,2}\S+:\s")
 
 
@@ -71,8 +73,7 @@ def sentences(text):
     """
     text = re.sub(r"`[^`]*`", lambda code: re.sub(r"[.!?:*-](?=[\s`])", "", code[0]), text)
     text = ABBREVIATED.sub(r"\1", re.sub(r"\[[^\]]*\]", " x ", text))
-    prose = "\n".join(line for line in text.splitlines() if not re.match(r" {8}.*=| {4}python ", line))
-    for part in END.split(prose):
+    for part in END.split(CODE_BLOCK.sub("\n\n", text)):
         words = [word for word in LABEL.sub("", part, count=1).split() if re.search(r"[A-Za-z0-9]", word)]
         if words:
             yield words
@@ -134,6 +135,20 @@ def test_records_list_a_field_a_line(name):
         listed = re.findall(r"^  (\w+(?:, \w+)*): ", text.partition("Attributes:\n")[2], re.MULTILINE)
         if len(named) > 1 and set(fields) - set(", ".join(listed).split(", ")):
             wrong.append(f"{name}:{node.lineno} {node.name} explains {', '.join(named)} in a paragraph")
+    assert name in EXEMPT or not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_functions_list_an_argument_a_line(name):
+    """A docstring that explains two or more arguments by `name: meaning` lists them below "Args:"."""
+    wrong = []
+    for node, line, text in documented(FILES[name]):
+        if isinstance(node, ast.FunctionDef):
+            prose = text.partition("Args:\n")[0]
+            arguments = [each.arg for each in (*node.args.args, *node.args.kwonlyargs)]
+            named = [each for each in arguments if re.search(rf"(?:^|[.;] ){each}: ", prose, re.MULTILINE)]
+            if len(named) > 1:
+                wrong.append(f"{name}:{line} {node.name} explains {', '.join(named)} in a paragraph")
     assert name in EXEMPT or not wrong, "\n".join(wrong)
 
 

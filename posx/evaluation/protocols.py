@@ -48,9 +48,12 @@ class _Consecutive(Protocol):
 class Nonoverlapping(_Consecutive):
     """Each stretch of targets in consecutive windows from its start, the ragged last one included.
 
-    num_targets: 0 for the whole stream, in one stretch. stretch: its least length. 0 stands for the longest of the
-    lengths, so that every length has whole windows in every stretch.
     Source: Press et al. 2022 (arXiv 2108.12409) figure 1.
+
+    Attributes:
+      num_targets: 0 for the whole stream, in one stretch.
+      stretch: the least length of a stretch in tokens. 0 stands for the longest of the lengths, so that every length
+        has whole windows in every stretch.
     """
 
     name, letter, title = "nonoverlapping", "P1", "non-overlapping windows"
@@ -87,7 +90,7 @@ class BeginEveryWindow(Nonoverlapping):
 
 @dataclasses.dataclass(frozen=True)
 class PerPosition(_Consecutive):
-    """One pass of `nonoverlapping` at the longest length for which the model is defined, its loss kept by position."""
+    """One pass of `nonoverlapping` at the longest length for which the model is defined, with the loss by position."""
 
     name, letter, title = "per_position", "P4", "loss per position"
 

@@ -80,14 +80,19 @@ class Targets:
 
 
 def place(stream: np.ndarray, num_targets: int, *, longest: int = 1, first: int = 0, documents: Any = None) -> Targets:
-    """Place `num_targets` targets in stretches; 0, or more than there are, gives one stretch of all from `first` on.
+    """Place `num_targets` targets in stretches of the stream.
 
     A stretch is a multiple of `longest`, itself rounded up to whole blocks. It is as large as leaves STRETCHES
     stretches and one a document. The last one takes the rest. If windows are as long as a block, a rest of half a
     stretch or more is a stretch of its own. The middles are evenly spread over the stream. If there are enough
     stretches, every document, however short, gets a share that holds one.
 
-    documents: [d] places in the stream at which documents start, None if they are not known.
+    Args:
+      stream: tokens [n + 1].
+      num_targets: 0, or more than there are, gives one stretch of all targets from `first` on.
+      longest: the longest window, in tokens.
+      first: the first target that may be scored.
+      documents: [d] places in the stream at which documents start, None if they are not known.
     """
     end = len(stream) - 1
     begins = document_starts(documents, len(stream))
@@ -106,7 +111,7 @@ def place(stream: np.ndarray, num_targets: int, *, longest: int = 1, first: int 
 
 
 def targets_in(stream: np.ndarray, starts: np.ndarray, sizes: np.ndarray, documents: Any, weights: str = "") -> Targets:
-    """Return the targets of stretches [k] of a stream. weights: the rule of their weights, "" if all count alike."""
+    """Return the targets of stretches [k] of a stream. `weights` names the rule of their weights, "" for equal ones."""
     tokens = _select(stream, starts, sizes)
     touched = None if documents is None else _touched(document_starts(documents, len(stream)), starts, sizes)
     digest = digest_of(starts, sizes, tokens)

@@ -17,7 +17,8 @@ from posx.errors import ConfigError
 
 #: Targets in a block of the stored sums, the same everywhere, so that any two rows of the same targets can be paired.
 BLOCK_LEN = 256
-#: The slowest cosines of the series, whose mean square is its long-run variance: few, for correlations may be long.
+#: The number of slowest cosines of the series, whose mean square is its long-run variance. It is small because
+#: correlations may be long.
 COSINES = 8
 #: The 97.5 % point of Student's t with as many degrees of freedom as there are cosines.
 T_QUANTILE = 2.306004
@@ -84,8 +85,8 @@ def no_interval(sums: Any, counts: Any) -> str:
 def few_places(*rows: _Row) -> str:
     """Return that the targets of rows lie at too few places of their text for an interval, "" if they do not.
 
-    The whole text is never too few places: no other targets could be chosen. One row may tell that the targets, which
-    are those of all rows, are the whole text.
+    The whole text is never too few places, as no other targets could be chosen. All rows have the same targets, so one
+    row is enough to know that they are the whole text.
     """
     found = list(map(_few_places, rows))
     return found[0] if all(found) else ""

@@ -115,7 +115,7 @@ def _is_loading(frame: FrameType | None) -> bool:
 
 
 def check() -> None:
-    """Raise KeyboardInterrupt after a Ctrl-C, Terminated after a SIGTERM, but nothing within `saved_first`."""
+    """Raise KeyboardInterrupt after a Ctrl-C and Terminated after a SIGTERM, except within `saved_first`."""
     for error in (KeyboardInterrupt, Terminated):
         if error in _received and not _saves:
             raise error
@@ -133,7 +133,7 @@ def terminated() -> bool:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Raise a first signal only at the end of the block: a save has threads of its own, which would be torn down."""
+    """Raise a first signal only at the end of the block. A save has threads, which an exception would tear down."""
     global _waits
     _waits = True
     try:

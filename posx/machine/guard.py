@@ -1,4 +1,4 @@
-"""JAX as posx has it: its options and devices, and guards against a fault that makes sums after products wrong.
+"""The options and devices that posx gives JAX, and guards against a fault that makes sums after products wrong.
 
 From jaxlib 0.10.2 on XLA's CPU compiler passes sums and maxima, with the products just before them, to YNNPACK as one
 kernel. The kernel fails if the right operand of the product is constant along the product's output axis. Examples are a

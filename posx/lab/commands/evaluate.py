@@ -68,7 +68,7 @@ def run_evaluate(values: dict[str, Any], _: None) -> Callable[[], None]:
     workdir = unpacked(work_folder(values))
     requests, failed = _requests(values, workdir)
     if (values["encoding"] or values["masks"]) and RunFolder(workdir).config_file.exists():
-        workdir = workdir.parent  # where the runs under other encodings are
+        workdir = workdir.parent  # the folder of the runs under other encodings
     for line in by_reason(failed.items()):
         say(line)
     if not values["stop_with_stdin"]:  # else the process that started this one has said it

@@ -128,8 +128,8 @@ def load(
 ) -> tuple[list[Document], list[Document]]:
     """Return the normalised documents to train on, and those that are held out.
 
-    With a tuning fraction, the tuning documents are the validation text. The source's own is then not read or, if it is
-    split off by hash, not used.
+    With a tuning fraction, the tuning documents are the validation text. The validation text of the source is then not
+    read or, if it is split off by hash, not used.
 
     Args:
       source: the text.

@@ -1,4 +1,4 @@
-"""Reasons to doubt results on the held-out text, first of all the text that also stands in the training text.
+"""Reasons to doubt results on the held-out text. The first is text that is also in the training text.
 
 The held-out text is sampled in passages of PASSAGE bytes. Their first 8 bytes decide which passages are sampled, so
 that equal passages are sampled in both texts at any place. Documents of SHORTEST to PASSAGE bytes are one passage each.
@@ -19,7 +19,7 @@ from posx.lab.progress import counted
 #: 3.5 % of the passages of 32 bytes are in other modules too, and 0.6 % of those of 128.
 PASSAGE, SHORTEST = 128, 32
 LITTLE_TEXT = 1 << 16  # bytes of held-out text below which a warning says so
-MOST_OVERLAP = 0.02  # of the held-out text; the default text, Python's own library, has 0.006
+MOST_OVERLAP = 0.02  # a share of the held-out text; the default text, Python's own library, has 0.006
 _CHUNK = 4 << 20  # characters that are handled at a time
 _ID_BYTES = 4  # of an id, about as many as of the text behind it
 _BLOCK = 1 << 18  # hashes that are computed at a time, so that they stay in the processor's cache
@@ -70,7 +70,7 @@ def _why_no_bytes(tokenizer: Tokenizer, is_ids: bool) -> str:
 
 
 def overlap(train: Sequence[Document], held_out: Sequence[Document]) -> float:
-    """Return the share of the held-out text, in bytes, that also stands in the training text, from 0 to 1."""
+    """Return the share of the held-out text, in bytes, that is also in the training text, from 0 to 1."""
     train, held_out = _in_pieces(train), _in_pieces(held_out)
     size = sum(map(len, held_out))
     bits = max(2, (size >> 15).bit_length())  # one passage in 2^bits is compared: some ten thousand of a long text

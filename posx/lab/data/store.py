@@ -1,8 +1,8 @@
-"""Token files: written once for a given content of text and settings, memory-mapped and verified ever after.
+"""Token files: written once for each content of text and settings, then memory-mapped and verified.
 
-A folder <cache>/tokens/<key> holds the tokens and the documents' offsets of each split. It holds the bytes of text
-behind each token of the held-out split, and the tokenizer if it was trained here. A header with the digest of each
-file is written last: a folder without a valid header counts as empty.
+A folder <cache>/tokens/<key> holds the tokens and the documents' offsets of each split. It also holds the bytes of text
+behind each token of the held-out split, and the tokenizer if posx trained it. A header with the digest of each file is
+written last: a folder without a valid header counts as empty.
 """
 
 import functools
@@ -188,7 +188,7 @@ def _temporary() -> Path:
 
 
 def _key(config: DataConfig, source: Source, tokenizer: Tokenizer | None) -> str:
-    """Hash all that decides the tokens: no places, names of caches or dates."""
+    """Hash all that decides the tokens, and no places, names of caches or dates."""
     places = ("source", "subset", "train_split", "validation_split", "validation")  # `source.digest` stands for them
     settings = {name: value for name, value in config.named().items() if name not in places}
     settings |= {"version": PIPELINE_VERSION, "text": source.digest, "tokenizer": tokenizer and tokenizer.digest}

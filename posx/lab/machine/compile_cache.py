@@ -42,7 +42,8 @@ jax.monitoring.register_event_duration_secs_listener(
 def use_compile_cache(root: Path) -> None:
     """Read and keep compiled programs under `root` from now on. Call it before anything is compiled.
 
-    The folder is pruned first. A failure there is a miss, not an error. A cache folder that is set already stays.
+    The folder is pruned first. A failure of the cache is a miss, not an error. A cache folder that is set already
+    stays.
     """
     most, folder = most_bytes(), root / "compiled" / machine_key()
     enabled = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
@@ -99,7 +100,7 @@ def _delete_torn(folder: Path) -> None:
     """Delete each entry of `folder` that JAX cannot read from now on, instead of showing JAX's warning.
 
     A killed process or a full disk leaves an entry torn. JAX compiles its program again but never overwrites an entry,
-    so every later start would compile it too. An entry deleted here, after JAX has read it, is written by this process.
+    so every later start would compile it too. This process writes an entry that is deleted here anew.
     """
     shown = warnings.showwarning
 

@@ -51,7 +51,7 @@ MARGIN = 0.07  # of the figure's width, left of the axes
 
 
 def shown(text: str, width: int = 160) -> str:
-    """Return a text as one printable line of at most `width` characters, another line for another text.
+    """Return a text as one printable line of at most `width` characters. Different texts give different lines.
 
     Characters without a glyph show as their escapes. The middle of a long text is replaced by a digest of all of it.
     """

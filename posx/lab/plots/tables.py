@@ -80,7 +80,7 @@ def _table(panel: Panel) -> RowTable:
         warnings.append(warning)
     kept = [title for title, found in columns.items() if any(cell(point) != _EMPTY for point in found.values())]
     notes = [*captions.no_intervals(named), *captions.fewer_runs(curves, ""), *captions.notes([panel], [])]
-    # Lengths from L on without a column.
+    # The lengths from L on that have no column.
     least = panel.train_len if _at_train_len(panel) else 0
     units = {title: panel.train_len if title.startswith("R_") else 1 for title in columns}
     shown = {round(point.x * units[title]) for title in columns for point in columns[title].values()}

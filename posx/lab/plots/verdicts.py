@@ -1,6 +1,6 @@
-"""Verdicts on pairs of curves: which has the lower perplexity or R_k on the same targets, or why nobody can tell.
+"""Verdicts on pairs of curves: which has the lower perplexity or R_k on the same targets, or why that is not known.
 
-One `Verdict` is behind the words, the JSON and the report, so that these cannot disagree. Its interval holds for one
+The words, the JSON and the report all show one `Verdict`, so that they cannot disagree. Its interval holds for one
 comparison. Its word follows from the p-value after Holm's correction for all verdicts of the call.
 """
 
@@ -247,7 +247,14 @@ def _problem(row: Row | None) -> str:
 def _verdict(
     pair: tuple[int, int], place: Place, sides: _Sides, pairs: Sequence[Sequence[Sequence[Row | None]]]
 ) -> Verdict:
-    """Return a verdict without its correction. pairs: per side and run, the row of a loss, or those at kL and at L."""
+    """Return a verdict without its correction.
+
+    Args:
+      pair: the numbers of the two curves.
+      place: the measurement.
+      sides: the runs of the curves.
+      pairs: per side and run, the row of a loss, or the rows at kL and at L.
+    """
     there = [row for side in pairs for rows in side for row in rows if row is not None]
     targets, text = (next((row[key] for row in there if row.get(key)), None) for key in ("num_targets", "data_digest"))
     train_lens, (ours, theirs) = (sides.runs[0][0].train_len, sides.runs[1][0].train_len), sides.runs
@@ -286,7 +293,7 @@ def _ends(mean: float, half: float | None) -> tuple[float, float] | None:
 def _equal(found: Difference) -> str:
     """Return that two curves are the same function, as far as a loss shows it, else an empty string.
 
-    Other functions may have one mean by chance, but then their blocks differ.
+    Different functions may have equal means by chance, but not equal losses of all blocks.
     """
     if found.half == 0:
         return "all losses are equal"

@@ -1,4 +1,4 @@
-"""Trained weights under another encoding or other masks: what is named changes, and nothing else."""
+"""Trained weights under another encoding or other masks. Only the named parts change."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ CONFIG = "config.json"  # what tells a run's folder
 
 
 def checked(run: RunConfig) -> RunConfig:
-    """Return `run` with absolute paths. Raises ConfigError with everything that does not fit."""
+    """Return `run` with absolute paths. Raises ConfigError that lists every problem."""
     found = run.data.problems() + run.eval.problems() + protocols.problems(run.eval, run.train.length)
     if found := found or list(_encoding_problems(run)):
         raise ConfigError(in_one_line(found))

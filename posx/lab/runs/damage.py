@@ -25,7 +25,7 @@ from posx.lab.runs.folder import TOKENIZER_CHECKSUM, RunFolder, typed_path
 from posx.lab.runs.load import check_borrowed
 from posx.notices import say
 
-#: Whole files have the same stamp as long as nothing touches them. It is the name of the file that holds it, too.
+#: The file that holds the stamp of a folder: a digest that stays the same as long as nothing touches the files.
 STAMP = ".verified"
 #: Seconds that files must be old before a stamp is written: clocks of file systems are coarse.
 SETTLED_SECONDS = 2.0
@@ -75,14 +75,15 @@ def damages(folder: RunFolder, thorough: bool = False) -> list[Damage]:
         again. Their sizes, times and inodes tell.
 
     Returns:
-      The damage, in the order of the files. In a folder that a process works in, it is there at two looks.
+      The damage, in the order of the files. In a folder that a process is writing, only damage that is found twice
+      counts.
     """
     stamp = _stamp(folder)
     with contextlib.suppress(OSError):
         if not thorough and (folder.path / STAMP).read_bytes() == stamp.encode():
             return []
     found = list(_damages(folder))
-    if found and holder(folder.path / ".lock"):  # a file may have been at change: damage is there at a second look too
+    if found and holder(folder.path / ".lock"):  # a file may be half written: real damage is found a second time
         found = [damage for damage in _damages(folder) if damage in found]
     with contextlib.suppress(OSError):  # the folder may be read-only
         if found:
@@ -105,7 +106,7 @@ def _damages(folder: RunFolder) -> Iterator[Damage]:
 
 
 def _torn(path: Path) -> int:
-    """Return the number of the last line of a file if nothing ends that line, 0 if something does."""
+    """Return the number of the last line of a file if it has no line break, else 0."""
     with contextlib.suppress(OSError):
         data = path.read_bytes()
         return 0 if not data or data.endswith(b"\n") else 1 + data.count(b"\n")
@@ -203,7 +204,7 @@ def _rows(folder: RunFolder) -> Iterator[Damage]:
 
 
 def _log(folder: RunFolder) -> Iterator[Damage]:
-    """Yield damage of the log of training. Nothing but its figure rests on the log."""
+    """Yield damage of the log of training. Only the figure of training reads the log."""
     path = folder.metrics_file
     mend = f"{REPEAT}: it moves the line away. Only the figure of training rests on it"
     try:
@@ -231,7 +232,7 @@ def mend(folder: RunFolder, run: str) -> None:
       run: the hash of the run.
 
     Raises:
-      WorkdirError: no checkpoint is whole, and a manifest is damaged, so that nothing shows whose weights those were.
+      WorkdirError: no checkpoint is whole, and a manifest is damaged, so that the run of the weights is not known.
     """
     with contextlib.suppress(OSError):
         (folder.path / STAMP).unlink(missing_ok=True)

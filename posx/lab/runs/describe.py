@@ -73,8 +73,9 @@ def executor_of(run: RunConfig, encoding: Encoding, mask: Mask) -> str:
 def layout(run: RunConfig, started: int | None = None, mesh: str = "") -> Layout:
     """Return the layout of a run on devices.
 
-    A `mesh`, DATAxMODEL, shards the state over all processes. Else each device has a copy, on as many devices as the
-    run was `started` on, if there are so many. Raises ConfigError for a mesh that does not fit.
+    A `mesh`, DATAxMODEL, shards the state over all processes. Without a mesh each device has a copy of the state. A
+    resumed run uses as many devices as it was `started` on, if this machine has that many. Raises ConfigError for a
+    mesh that does not fit.
     """
     from posx.lab.training.layout import Layout, asked_layout
     from posx.lab.training.step import flops_per_token
@@ -254,7 +255,7 @@ def share(run: RunConfig, model: Model, data: int, heads: int) -> Share:
 def _activations(run: RunConfig, model: Model, data: int = 1, heads: int = 1, again: bool = False) -> float:
     """Return the bytes of activations and logits of one part of a batch on one device.
 
-    `again` tells that only the input of each layer is kept. XLA's CPU backend keeps the same with and without.
+    With `again`, only the input of each layer is kept. XLA's CPU backend keeps the same in both cases.
     """
     config, dims = model.config, model.dims
     tokens = run.train.batch_size // run.train.accumulation * run.train.length / data

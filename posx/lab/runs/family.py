@@ -140,7 +140,7 @@ class Family:
         return self._turned(name.rpartition(".")[2], array)
 
     def _turned(self, role: str, array: np.ndarray) -> np.ndarray:
-        """Return a matrix of the other format: inputs come first in posx, outputs in most files."""
+        """Return a matrix in the other format: posx has [inputs, outputs], most files have [outputs, inputs]."""
         turns = role == "unembedding" or not (self.inputs_first or role in ("embedding", "table"))
         return np.ascontiguousarray(array.T) if turns and array.ndim == 2 else array
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 FORMAT, SUFFIX = "posx 1", ".safetensors"
 
-#: Among the digests of arrays, that of all else.
+#: The name, among the digests of arrays, of the digest of everything else.
 HEADER = ""
 
 

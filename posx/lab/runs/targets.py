@@ -1,4 +1,4 @@
-"""The targets that a run is measured on: those of its longest windows ever, so that its rows compare.
+"""The targets that a run is measured on: those of the longest windows so far, so that its rows can be compared.
 
 The longest window decides which tokens a protocol scores: a stretch holds whole windows, and sliding ones need a
 warm-up. That length is the anchor. Rows keep it and it can only rise. Earlier rows are then measured again.
@@ -58,9 +58,15 @@ def evaluation_plans(
     place: Callable[[Protocol, int], str],
     defined: Callable[[int], bool],
 ) -> list[EvaluationPlan]:
-    """Return what `config` asks of a run whose own settings are `own`, for each protocol.
+    """Return the rows that `config` asks of a run, for each protocol.
 
-    rows: the stored rows of one step and one text. place: the digest of the targets of a protocol at a length.
+    Args:
+      config: the requested evaluation.
+      own: the run's own settings of evaluation.
+      train_len: tokens.
+      rows: the stored rows of one step and one text.
+      place: returns the digest of the targets of a protocol at a length.
+      defined: returns whether the model is defined at a length.
     """
     longest = max(longest_window(one, train_len) for one in (config, own))
     found = []
@@ -138,7 +144,13 @@ def asked_rows(
 ) -> list[Asked]:
     """Return the rows that `config` asks of a run, with those that its folder holds, in the order of measuring.
 
-    facts: the fields of its rows that name weights and text (hash, step, data_digest, weights and code).
+    Args:
+      run: its stored settings.
+      config: the requested evaluation.
+      model: of the run.
+      dataset: the text to score.
+      folder: of the run.
+      facts: the fields of its rows that name weights and text: hash, step, data_digest, weights and code.
     """
     stream, documents = stream_of(dataset)
     here = {name: facts[name] for name in ("hash", "step", "data_digest", "weights") if name in facts}
@@ -163,8 +175,8 @@ def asked_rows(
 def is_answer(row: Row, config: EvalConfig) -> bool:
     """Tell whether a stored row need not be computed again.
 
-    A named executor is measured itself, and another precision. A row of status "oom" is tried again, as this may be
-    another machine.
+    A row of another precision is computed again. So is a row of another executor, if the config names one, and a row of
+    status "oom", as this may be another machine.
     """
     alike = config.executor in ("auto", row.get("executor", "auto")) and config.precision == row.get("precision")
     return row.get("status") != "oom" and alike

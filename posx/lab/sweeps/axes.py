@@ -1,4 +1,4 @@
-"""The axes of a sweep: settings, the values each takes, and the run that a combination of them is."""
+"""The axes of a sweep: its settings, their values, and the run of each combination of values."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class _Task:
     """A command on the folder of a run. It logs to `log.txt` there, and prints results to its `output` if it has one.
 
     Each kind of task has a `cost`, a `command` in words, and its `progress`: the finished part, below 1 until it ends.
-    `state` and `outcome` say in a few words how it stands and how it ended.
+    `state` describes the running task in a few words, `outcome` its result.
     """
 
     run: RunConfig
@@ -58,7 +58,7 @@ class _Task:
     def part_of_rows(self, before: int = 0) -> float:
         """Return the finished part of the evaluation, by operations, from the rows after the first `before` ones.
 
-        The rows before them, which are not computed again, are no part of it.
+        The first `before` rows are not computed again, so they do not count.
         """
         rows, weights = self.folder.measured(), self._row_flops
         done = sum(weights.get(row, 0.0) for row in self._answered(rows[before:]))
@@ -74,7 +74,7 @@ class _Task:
 
 @dataclasses.dataclass(frozen=True)
 class Job(_Task):
-    """One run of a sweep, trained and evaluated. point: the values on the axes that it is at."""
+    """One run of a sweep, trained and evaluated. `point` has its values on the axes."""
 
     point: Point = dataclasses.field(default_factory=dict)
 
@@ -141,7 +141,7 @@ class Evaluation(_Task):
 
     @functools.cached_property
     def cost(self) -> Cost:
-        """The expected cost, 0 if the folder does not tell it: the task's process will say what is missing there."""
+        """The expected cost, 0 if the folder does not tell it. The process of the task then says what is missing."""
         with contextlib.suppress(PosxError):
             found, stored = self.expected, self._answered(self.folder.measured())
             missing = {length: n for (name, length), n in self._row_flops.items() if n and (name, length) not in stored}

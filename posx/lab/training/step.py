@@ -32,7 +32,15 @@ def init_state(model: Model, config: TrainConfig) -> State:
 
 
 def loss(model: Model, params: State, tokens: jax.Array, dropout_rng: jax.Array | None, executor: str) -> jax.Array:
-    """Return the mean NLL (nats/token) of tokens [b, t + 1], all from position 0. dropout_rng: keys [b]."""
+    """Return the mean NLL (nats/token) of tokens [b, t + 1], all from position 0.
+
+    Args:
+      model: the model.
+      params: its parameters.
+      tokens: [b, t + 1].
+      dropout_rng: keys [b], None for no dropout.
+      executor: of attention.
+    """
     pos = sequential(tokens.shape[1] - 1)
     return -model.log_probs(params, tokens, pos, dropout_rng, executor).mean()
 

@@ -12,9 +12,10 @@ from posx.errors import Stopped
 from posx.lab.progress import duration
 from posx.notices import say
 
-#: A run is given up after this, or after so many times the longest time that it ever took between two signs of life.
+#: A process is ended after LEAST_SECONDS without a beat, or after LONGER times its longest time between two beats if
+#: that is more.
 LEAST_SECONDS, LONGER = 600.0, 20.0
-#: Seconds until the process ends if the report hangs too, as on a disk that hangs.
+#: Seconds until the process ends if its report hangs too, for example because the disk hangs.
 REPORT_SECONDS = 30.0
 
 

@@ -31,9 +31,9 @@ from posx.notices import say
 
 #: How often a task is started if it is stopped from outside, as schedulers do.
 STARTS = 3
-#: Seconds from one look at exit codes to the next, and from one look at the progress of tasks to the next.
+#: Seconds between two checks of exit codes, and between two checks of the progress of tasks.
 WAIT_SECONDS, LOOK_SECONDS = 0.2, 2.0
-#: Seconds that tasks have to save and end. Schedulers leave a job as long between SIGTERM and SIGKILL.
+#: Seconds that tasks have to save and end. Schedulers give a job the same time between SIGTERM and SIGKILL.
 STOP_SECONDS = 25.0
 #: The meaning of a signal that ends a process before it can name a reason, by its exit code.
 SIGNALS = {-9: "killed (often: out of memory)", -7: "a file that it reads was truncated, or memory failed (SIGBUS)"}
@@ -111,7 +111,8 @@ class Worker:
 class Engine:
     """A place to run tasks, as its schedule says, and the state of those that it runs.
 
-    left: seconds that each task needs, as expected from its progress. parts: the finished parts.
+    `left` holds the seconds that each task needs, as expected from its progress. `parts` holds the finished part of
+    each task.
     """
 
     schedule: Schedule
@@ -132,7 +133,11 @@ class Engine:
     ) -> dict[RunFolder, str]:
         """Run tasks, the longest first; return {folder: reason} of failures.
 
-        echo: print the lines that tasks log. ended: called with each task that ends well; may raise PosxError.
+        Args:
+          tasks: none of which has begun.
+          title: of the meter.
+          echo: print the lines that tasks log.
+          ended: called with each task that ends well; may raise PosxError.
         """
         say(str(self))
         self.take(tasks, title)
@@ -226,7 +231,7 @@ class Engine:
 
 
 class LocalEngine(Engine):
-    """This machine, for `jobs` of the `tasks` at once, or as many as are fastest if that is 0.
+    """This machine. It runs `jobs` of the `tasks` at once; 0 stands for the fastest number.
 
     An accelerator serves one task at a time unless `jobs` is given, and its tasks are bound to no cores.
     """
