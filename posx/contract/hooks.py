@@ -145,7 +145,7 @@ def _fold(combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 
 def _concatenate(one: jax.Array, other: jax.Array) -> jax.Array:
-    """Join per-token biases [t, h or 1, n] along n, where summands stay apart."""
+    """Join per-token biases [t, h or 1, n] along n, so that summands stay separate."""
     heads = max(one.shape[1], other.shape[1])
     return jnp.concatenate([jnp.broadcast_to(x, (x.shape[0], heads, x.shape[2])) for x in (one, other)], axis=-1)
 

@@ -46,7 +46,7 @@ def position_arrays(encoding: Encoding, dims: Dims, rngs: nnx.Rngs) -> dict[str,
 
 
 class Component(nnx.Module):
-    """A part of the decoder, with products and norms by name, each with a bias where the settings have one."""
+    """A part of the decoder, with products and norms by name, each with a bias if the settings ask for one."""
 
     config: ModelConfig
 

@@ -93,7 +93,7 @@ class Meter:
             self.bar.stop()
 
     def waiting(self, what: str, seconds: float | None = None) -> None:
-        """Show that `what`, such as compiling, goes on until the next report and cannot be counted in parts.
+        """Show that `what`, such as compiling, lasts until the next report and cannot be counted in parts.
 
         It is shown with its time so far, and with the rest of the `seconds` that it usually takes. Its time does not
         count for the time left.

@@ -262,7 +262,7 @@ def no_device(reason: str) -> ConfigError:
 def on_cpus() -> bool:
     """Return whether JAX computes on CPUs here: as JAX_PLATFORMS says, else as a process of its own finds.
 
-    JAX is not started in this process, where it would take an accelerator away from others. Raises ConfigError if it
+    JAX is not started in this process, because it would take an accelerator away from others. Raises ConfigError if it
     finds no device.
     """
     platforms = os.environ.get("JAX_PLATFORMS", "")

@@ -37,7 +37,7 @@ class _Row(NamedTuple):
       asked: the row.
       num_documents: documents of the held-out text.
       cost: of its pass over the text, None if it needs none.
-      state: how the row stands, as the column "is" shows it.
+      state: the state of the row, as the column "is" shows it.
     """
 
     asked: Asked

@@ -1,7 +1,7 @@
 """Documents as token ids, and the bytes of text behind each id.
 
-A chat is encoded part by part: the markers of its template are special tokens where the tokenizer has them. Token ids
-are kept as they are.
+A chat is encoded part by part: the markers of its template are special tokens if the tokenizer has them. Token ids are
+kept as they are.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

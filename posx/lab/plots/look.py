@@ -66,7 +66,7 @@ def shown(text: str, width: int = 160) -> str:
 
 
 def wrapped(text: str, width: int = 38) -> str:
-    """Return `text` as `shown`, over some lines, broken where one of its parts ends, or within one too long."""
+    """Return `text` as `shown`, over several lines, broken at the ends of its parts or within a long part."""
     broken = [""]
     pieces = re.split(r"(?<=[,+(])(?=[ \w])", shown(text))
     for part in [part for piece in pieces for part in textwrap.wrap(piece, width, drop_whitespace=False) or [piece]]:

@@ -130,7 +130,7 @@ def verdicts(
       wanted: tells which places are compared. The others do not count in Holm's correction.
 
     Returns:
-      The verdicts, and what is not compared and why.
+      The verdicts, and a line on each run or place that is not compared.
     """
     by_run: dict[Run, dict[tuple[str, int | None, int], Row]] = {}
     for row in stored:

@@ -136,7 +136,7 @@ def check_work_folder(path: Path, sweep: bool) -> None:
         single = (path / CONFIG).exists()
         runs = [file.parent for file in path.glob(f"*/{CONFIG}")]
         sweeps = [file.parents[1] for file in path.glob(f"*/*/{CONFIG}") if file.parents[1] not in runs]
-    except OSError:  # whoever writes there says what is wrong with the path
+    except OSError:  # the first writer names the problem of the path
         return
     found = place = ""
     if single and sweep:

@@ -1,4 +1,4 @@
-"""One run from its settings to `DONE`: checks first, then training, then evaluation; what is finished is kept."""
+"""One run from its settings to `DONE`: checks, then training, then evaluation. Finished parts are kept."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ Point = Mapping[str, Any]
 
 
 def points_of(config: ConfigDict) -> list[Point]:
-    """Return every combination of the values on the axes of a sweep, where axes that `sweep.zip` joins are one axis.
+    """Return every combination of the values on the axes of a sweep. Axes that `sweep.zip` joins are one axis.
 
     Training lengths vary slowest, then encodings, other settings and seeds.
 

@@ -59,7 +59,7 @@ def plan(config: ConfigDict, workdir: Path, read: bool = False) -> list[Job]:
 
 
 def _with_texts(jobs: Sequence[Job], held: Mapping[RunFolder, RunConfig], read: bool) -> list[Job]:
-    """Return the jobs with the digests of their texts, at the places where earlier runs of the folder found them."""
+    """Return the jobs with the digests of their texts, at the places known to earlier runs of the folder."""
     found: list[Job] = []
     datasets: dict[DataConfig, Dataset] = {}
     for job in jobs:

@@ -16,7 +16,7 @@ from posx.lab.runs.cost import COMPILING
 from posx.machine.cores import equal_parts
 
 #: Seconds that a training step takes longer on several devices than its share of the work, as they wait for each other.
-#: Measured on 4 cores at widths 96 to 256, where 4 devices reach 0.65 to 0.93 of the speed of 4 one-core processes.
+#: Measured on 4 cores at widths 96 to 256: 4 devices reach 0.65 to 0.93 of the speed of 4 one-core processes.
 SYNC_SECONDS = 0.015
 #: Seconds from the start of a process to its second step, spent on one core by Python and the compiler. Each evaluated
 #: length is one more program to compile, see COMPILING.

@@ -259,7 +259,7 @@ def sha256_of(array: np.ndarray) -> str:
 
 
 def _sum(array: Any) -> str:
-    """Return a digest that is the same however an array is sharded, computed where its shards are."""
+    """Return a digest that is the same however an array is sharded, computed on the devices of its shards."""
     return "".join(f"{int(one):08x}" for one in np.asarray(_sums(array)))
 
 

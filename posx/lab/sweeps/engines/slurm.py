@@ -52,7 +52,7 @@ class QueuedCommand(RemoteCommand):
         """Run the command. Raises RuntimeError with its exit code if it fails, which marks the job as failed."""
         code = Stopped.exit_code
         for start in range(STARTS):
-            if start:  # after SIGTERM the job ends within this time, else it goes on, as after a hung step
+            if start:  # after SIGTERM the job ends within this time, else it continues, as after a hung step
                 time.sleep(SIGNAL_SECONDS)
             self.process = self.start()
             if (code := finish(self.process)) != Stopped.exit_code:
