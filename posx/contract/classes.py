@@ -48,7 +48,7 @@ def check_class(cls: type, contract: type) -> None:
 
 
 def check_decorated(cls: type) -> None:
-    """Raise ConfigError if `cls` lacks its own @dataclasses.dataclass(frozen=True): values would all be equal."""
+    """Raise ConfigError if `cls` is no @dataclasses.dataclass(frozen=True) itself: all its values would be equal."""
     own, decorator = vars(cls), "@dataclasses.dataclass(frozen=True)"
     if "__dataclass_fields__" not in own:
         raise ConfigError(f"{cls.__name__} is no dataclass. Write {decorator} above class {cls.__name__}.")

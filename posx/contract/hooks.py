@@ -158,7 +158,7 @@ class Hook(NamedTuple):
     """A place of the formula where an encoding can act."""
 
     takes: tuple[str, ...]  # arguments after params
-    gives: Any  # the shape of the result, or of each term, in letters, "*" for any size; "" if its own check says more
+    gives: Any  # the shape of the result, or of each term, in letters, "*" for any size; "" if it has its own check
     join: Callable[..., Any]  # (parts that act, *arguments) -> the hook of a chain of them
     #: It depends on a token, a query, a distance, a pair of positions, a channel, the content of a tile, or a head.
     kind: str

@@ -299,7 +299,7 @@ def _shown(found: Any) -> str:
 
 
 def _argument(given: Any) -> str:
-    """Return an argument of a hook in a few words: shapes, by name if there are several."""
+    """Return an argument of a hook in a few words: its shape, or several shapes by name."""
     if isinstance(given, Tile):
         return "; ".join(f"tile.{name} {_argument(x)}" for name, x in given._asdict().items())
     if isinstance(given, dict):

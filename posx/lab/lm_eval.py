@@ -144,7 +144,7 @@ class Harness:
         return [answers[n] for n in range(len(requests))]
 
     def _say_cut(self, beyond: Sequence[int]) -> None:
-        """Say how many of the requests lose the start of their context, if they are so many tokens too long."""
+        """Say how many requests lose the start of their context. `beyond` has the tokens by which each is too long."""
         if cut := [count for count in beyond if count > 0]:
             say(
                 f"notice: max_length={self.max_length}: {len(cut):,} of {counted(len(beyond), 'context')} do not fit. "

@@ -47,7 +47,7 @@ class TokenStore:
     num_bytes: int | None  # of the documents' UTF-8 text, separators not counted; None if token ids are not decoded
     digest: str  # sha256 (hex) of the token file
     offsets: np.ndarray  # int64 [num_documents + 1]: the start of each document, in tokens, and the end
-    token_bytes: np.ndarray | None  # [tokens] UTF-8 bytes behind each; of held-out text, if the tokenizer tells
+    token_bytes: np.ndarray | None  # [tokens] UTF-8 bytes behind each token of held-out text, None if not known
 
     @property
     def num_documents(self) -> int:

@@ -36,7 +36,7 @@ from posx.lab.files.lines import parsed
 
 EOS = "<|endoftext|>"
 _EOS_NAMES = (EOS, "</s>", "<|end_of_text|>", "<eos>", "<EOS>", "<|eos|>", "[EOS]", "[SEP]")
-#: A model has a row for every id. If there are so many times more ids than tokens, something is wrong.
+#: A model has a row for every id. More ids than this many times the number of tokens are an error.
 SPARSE = 8
 _IDS_TYPE = "posx-ids"
 #: The key in a stored tokenizer.json under which posx keeps the ids of an imported model.
@@ -361,7 +361,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 
 def with_model(text: str, ids: Mapping[str, Any]) -> str:
-    """Return the text of a tokenizer.json with the ids of a model, which a `BpeTokenizer` of that text has as its own.
+    """Return the text of a tokenizer.json with the ids of a model. A `BpeTokenizer` of that text uses these ids.
 
     Args:
       text: a tokenizer.json.

@@ -58,9 +58,8 @@ def carry_out(command: Callable[[dict[str, Any]], Callable[[], object] | None], 
 
     Args:
       command: returns a function that process 0 calls at the end while all wait, or None.
-      values: coordinator, "HOST:PORT" of process 0, or "auto" to let JAX find out; processes, their number; process,
-        the number of this one. If SLURM or Open MPI has started several, none is needed, and the command is given
-        their number.
+      values: "coordinator" is "HOST:PORT" of process 0, or "auto" to let JAX find it. "processes" is their number, and
+        "process" the number of this one. If SLURM or Open MPI has started several, none of the three is needed.
 
     Raises:
       ConfigError: the flags do not fit together, or the processes do not find each other.
@@ -101,7 +100,7 @@ def _join(values: Mapping[str, Any]) -> None:
     if address and number == 0:
         _check_free(address)
     use_every_core()
-    missed = threading.Timer(MEETING_SECONDS, _nobody_came)  # JAX would end this process without a word of its own
+    missed = threading.Timer(MEETING_SECONDS, _nobody_came)  # JAX would end this process without a message of posx
     missed.daemon = True
     missed.start()
     try:

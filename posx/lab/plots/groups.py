@@ -58,7 +58,7 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """The runs of one curve, which have the same settings and each a seed of its own, and their results."""
+    """The runs of one curve and their results. The runs differ in nothing but the seed."""
 
     label: str  # "rope(base=500000)+alibi", then the settings that no other curve of the figure has
     look: Look

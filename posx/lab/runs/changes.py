@@ -89,7 +89,7 @@ def _changed(text: str, run: RunConfig, layer: int) -> tuple[Encoding, str]:
 
     Fields that were left open are resolved again, as YaRN's factor of the logits follows its `factor`. A part of a
     chain keeps their trained values if its learned arrays need these, as the buckets of T5 do. All parts keep them if
-    posx resolves them otherwise by now. Raises ConfigError if the parameters do not fit the trained ones.
+    this version of posx resolves them in another way. Raises ConfigError if the parameters do not fit the trained ones.
     """
     given, trained = from_spec(run.model.layers(run.asked["encoding"])[layer]), run.layers[layer]
     learned, follows = _shapes(trained, run.dims), build(given, run.dims) == trained

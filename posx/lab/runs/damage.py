@@ -228,7 +228,7 @@ def mend(folder: RunFolder, run: str) -> None:
     """Move damaged files of a run that is about to resume out of the way, and say which. The caller holds its lock.
 
     Args:
-      folder: its settings are `run`'s by now, or were damaged.
+      folder: of the run, with its settings, unless these were damaged.
       run: the hash of the run.
 
     Raises:

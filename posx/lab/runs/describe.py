@@ -53,7 +53,7 @@ def model_of(run: RunConfig, vocab_size: int) -> Model:
 
 
 def notice_of_code(run: RunConfig, name: str) -> None:
-    """Say if the user's own encodings of a trained run have other code by now."""
+    """Say if the code of the user's own encodings has changed since a run was trained."""
     if changes := run.code_changes():
         say(
             f"notice: {name}: {changes} since this run was trained, so its new results are kept apart from the "

@@ -307,7 +307,7 @@ def is_export(path: Path) -> bool:
     try:
         with safe_open(path, "numpy") as file:
             return (file.metadata() or {}).get("format", "").startswith("posx ")
-    except Exception:  # damaged so that nothing tells, or of something else
+    except Exception:  # not a file of posx, or too damaged to show it
         return False
 
 

@@ -88,7 +88,7 @@ class Schedule:
     why: str = ""
 
     def wall_seconds(self, seconds: Iterable[float]) -> float:
-        """Return the expected wall time of runs that take so many seconds each on their cores, in order of start."""
+        """Return the expected wall time of runs that take these seconds each on their cores, in order of start."""
         waiting, running, now = [time for time in seconds if time > 0], list[float](), 0.0
         while waiting or running:
             places = self.at_once - len(running)

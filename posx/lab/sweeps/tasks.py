@@ -45,7 +45,7 @@ class _Task:
 
     @functools.cached_property
     def expected(self) -> Expected:
-        """The cost of the whole run, whose tokenizer its folder may hold. Raises PosxError if nothing tells it."""
+        """The cost of the whole run, whose tokenizer its folder may hold. Raises PosxError if it is not known."""
         return expected(at_hand(self.folder, self.run))
 
     @functools.cached_property

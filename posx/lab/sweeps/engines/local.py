@@ -116,7 +116,7 @@ class Engine:
     """
 
     schedule: Schedule
-    pace: float | None = None  # seconds in which an expected second passes, None if nothing tells
+    pace: float | None = None  # seconds that an expected second takes, None if that is not known
 
     def start(self, task: Task) -> Worker | None:
         """Start a task beside the `running` workers, or return None if it must wait. Raises PosxError."""
@@ -301,7 +301,7 @@ class RemoteCommand:
 
     @classmethod
     def of(cls, task: Task, cpus: int, **more: Any) -> Self:
-        """Return the command that runs a task with the settings of this process, on so many CPUs. Raises PosxError."""
+        """Return the command that runs a task with the settings of this process, on `cpus` CPUs. Raises PosxError."""
         devices = {"JAX_NUM_CPU_DEVICES": str(cpus), "NPROC": str(cpus)}
         kept = {k: v for k, v in os.environ.items() if k.startswith(CARRIED) and "TOKEN" not in k}
         return cls(task.command(), task.folder, devices | kept, os.getcwd(), **more)
