@@ -5,8 +5,8 @@ Gradients are those of q, k, v and of every learned parameter. 8 heads of 64 by 
 
 * `posx`, its heads over a device per core, and posx's executors on one device. `posx-every-tile` is blockwise without
   skipping, for encodings that fade.
-* On accelerators, if they are named: `posx-wide-tiles`, blockwise with tiles of 512 x 1024, and `jax.nn-cudnn`, the
-  kernel of cuDNN by JAX's own call, for bfloat16.
+* On accelerators, if named, `posx-wide-tiles`: blockwise with tiles of 512 x 1024. Also `jax.nn-cudnn`: the kernel of
+  cuDNN by JAX's own call, for bfloat16.
 * `jax.nn` (dot_product_attention, XLA, causal flag) and `flax.nnx` (the same code beneath, but with a mask array), with
   a dense bias.
 * torch's SDPA with a dense float mask, also compiled, or with one row as mask for ALiBi (`torch-sdpa-column`); flex

@@ -25,8 +25,8 @@ from posx.machine.devices import mesh, on_devices
 
 #: The library's own executors.
 LIBRARY = tuple(EXECUTORS)
-#: Blockwise that skips no tiles, beside that which does where an encoding fades. And blockwise with the larger tiles
-#: that accelerators may want.
+#: Blockwise without skipping, beside blockwise that skips tiles if an encoding fades. And blockwise with larger tiles,
+#: for accelerators.
 EXECUTORS["every-tile"] = functools.partial(blockwise, tiling=Tiling(skip=False))
 EXECUTORS["wide-tiles"] = functools.partial(blockwise, tiling=Tiling(512, 1024))
 
@@ -38,7 +38,17 @@ FAILURES = (ValueError, TypeError, NotImplementedError, RuntimeError, MemoryErro
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """An encoding resolved for `train_len` tokens, and `length` tokens of noise to attend over."""
+    """An encoding, and tokens of noise to attend over.
+
+    Attributes:
+      encoding: its spec.
+      length: tokens to attend over.
+      heads: of queries, keys and values.
+      head_dim: channels of a head.
+      batch: sequences.
+      train_len: tokens that the encoding is resolved for.
+      dtype: of q, k and v.
+    """
 
     encoding: str
     length: int

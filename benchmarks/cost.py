@@ -1,8 +1,8 @@
 """The cost of each encoding against length in one picture, from the JSON files of the other benchmarks.
 
-Like Figure 2 of ALiBi's paper: training speed and attention's forward speed relative to NoPE's in the same run (both
-posx, both per round), and the peak memory of attention with gradients. Training takes one or more reports, one per
-length. Their models may differ only in the length. Nothing is measured.
+Like Figure 2 of ALiBi's paper, it shows training speed and attention's forward speed relative to NoPE's. NoPE is posx's
+too, and measured in the same round. The third panel shows the peak memory of attention with gradients. Training takes
+one or more reports, one per length. Their models may differ only in the length. Nothing is measured.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def busy(machine: dict[str, Any]) -> str:
 def peak_rss() -> int:
     """Return the most bytes that this process has held.
 
-    Linux hands ru_maxrss on from parent to child, so VmHWM goes before it.
+    VmHWM is read if the system has it, because a child process on Linux starts with its parent's ru_maxrss.
     """
     status = Path("/proc/self/status")
     if status.exists() and (found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text())):
@@ -164,7 +164,7 @@ def interleave(turns: Sequence[Callable[[], T]], rounds: int, before: Callable[[
 def interleaved(
     turns: Sequence[Callable[[], T]], rounds: int, before: Callable[[], Any] | None = None
 ) -> Iterator[list[list[T]]]:
-    """Yield the results of `interleave` after each turn: all of the finished rounds; in the first, those there are."""
+    """Yield the results of `interleave` after each turn: those of finished rounds, or of the first one so far."""
     results: list[list[T]] = [[] for _ in turns]
     for n in range(rounds):
         if before:

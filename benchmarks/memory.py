@@ -5,9 +5,10 @@ length 64. Inputs, outputs and gradients are part of it. "growth" is the slope o
 tokens on: 1 is linear, 2 quadratic. A point over --limit_gib is killed and shown as oom, one over --limit_seconds as
 timeout. Longer ones of that row are not tried. Dense score matrices stop at --dense_limit.
 
-With --model a window of N tokens goes through `posx.lab.runs.evaluate.model_log_probs` of a model with random weights:
-4 layers, 8 heads of 32, executor "auto" (--contestants may name posx's others). Points that --out holds already, made
-with the same settings, stay. Failed points are tried again, points out of memory or time only under a higher limit.
+With --model a window of N tokens goes through `posx.lab.runs.evaluate.model_log_probs` of a model with random weights.
+It has 4 layers, 8 heads of 32 and executor "auto" (--contestants may name posx's others). Points that --out holds
+already, made with the same settings, stay. Failed points are tried again, points out of memory or time only under a
+higher limit.
 """
 
 from __future__ import annotations

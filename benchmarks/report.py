@@ -48,7 +48,14 @@ def rows(head: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
 
 
 class Bar(NamedTuple):
-    """One bar with whiskers. `label` is written behind it, `mark` a white line across it."""
+    """One bar with whiskers.
+
+    Attributes:
+      spread: its length and whiskers.
+      color: of the bar.
+      label: text behind the bar.
+      mark: the place of a white line across it.
+    """
 
     spread: Spread
     color: str

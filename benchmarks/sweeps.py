@@ -1,10 +1,10 @@
 """Seconds of a whole sweep, from the command to its figures: posx without --jobs, an older commit with several.
 
-Contestants: `posx`, the present code with its own choice of how many runs at once, and `jobs=N` for each N of --jobs:
-posx at --baseline=COMMIT with so many. The fastest of the older ones is the bar. Each run of the command has a new work
-folder. With --cache=cold its cache folder (compiled programs, tokens, the machine's ceiling) is new too. With
---cache=warm an earlier run of the same contestant has filled it; that run is stored, and not in the table. A config is
-that of the contestant's own checkout if it has one.
+The contestant `posx` is the present code with its own choice of how many runs at once. Beside it `jobs=N`, for each N
+of --jobs, is posx at --baseline=COMMIT with N runs at once. The fastest of the older ones is the bar. Each run of the
+command has a new work folder. With --cache=cold its cache folder (compiled programs, tokens, the machine's ceiling) is
+new too. With --cache=warm an earlier run of the same contestant has filled it; that run is stored, and not in the
+table. A config is that of the contestant's own checkout if it has one.
 
 It may take hours. Runs that --out holds already, of the same command on the same cores, are not repeated, so the same
 command resumes. A run that fails is stored with its reason and tried again the next time.

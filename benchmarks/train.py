@@ -64,7 +64,16 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Sizes of a model and of one step: `batch` windows of `length` tokens; `dtype` of posx's forward products."""
+    """The sizes of a model and of one step.
+
+    Attributes:
+      layers: of the model.
+      width: of the model.
+      heads: of queries, keys and values.
+      batch: windows of a step.
+      length: tokens of a window.
+      dtype: of posx's forward products.
+    """
 
     layers: int
     width: int

@@ -36,9 +36,13 @@ class WorkerError(Exception):
 class Worker:
     """One process with one object: `call` is `send`, which does not wait, and `receive`.
 
-    made: "module:Class", called with `arguments` as JSON carries them; or "module:function", for `call` below. cpus:
-    cores to run on, by default those of this process. devices: JAX's CPU devices, by default as posx has them. code:
-    the checkout whose posx and benchmarks are imported.
+    Args:
+      made: "module:Class", called with `arguments` as JSON carries them; or "module:function", for `call` below.
+      arguments: of the class.
+      cpus: cores to run on, by default those of this process.
+      devices: JAX's CPU devices, by default as posx has them.
+      code: the checkout whose posx and benchmarks are imported.
+      stderr: the file of the process's standard error.
     """
 
     def __init__(
@@ -137,7 +141,7 @@ def fresh(
     """Call a function in a new process, where nothing is compiled, cached or allocated yet.
 
     Returns {"status": "ok", "value": ...}, or "oom", "timeout" or "failed" with the reason in "why". A process that
-    comes to hold more than `limit_bytes` is killed and counts as out of memory.
+    holds more than `limit_bytes` is killed and counts as out of memory.
     """
     deadline = time.monotonic() + limit_seconds
     with tempfile.TemporaryFile("w+") as errors:
@@ -155,7 +159,7 @@ def fresh(
                 why = str(error)
         errors.seek(0)
         said = why + errors.read()
-    killed = worker.process.returncode == -9 and "exit code -9" in why  # by the kernel, as nobody else here would
+    killed = worker.process.returncode == -9 and "exit code -9" in why  # by the kernel: no one else here would
     return {"status": "oom" if killed or any(word in said for word in NO_MEMORY) else "failed", "why": why}
 
 
@@ -205,7 +209,7 @@ def serve(made: str, arguments: Sequence[Any], cpus: Sequence[int], devices: int
         method, given = json.loads(line)
         try:
             answer = {"value": (getattr(served, method) if method else served)(*given)}
-        except Exception as error:  # the worker goes on with its other contestants
+        except Exception as error:  # the worker continues with its other contestants
             answer = {"error": one_line(error)}
         print(json.dumps(answer), file=answers, flush=True)
 

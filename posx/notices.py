@@ -11,7 +11,7 @@ _quiet = False
 
 
 def be_quiet() -> None:
-    """Show nothing from now on, as another process of the same run does."""
+    """Show nothing from now on, because another process of the same run shows all lines."""
     global _quiet
     _quiet = True
 
@@ -23,7 +23,7 @@ def is_quiet() -> bool:
 def say(text: str) -> None:
     """Print one line for a person on standard error. Standard output stays free for results.
 
-    If nobody listens any more, as behind a closed pipe or on a full disk, the work goes on in silence.
+    If no one reads any more, as behind a closed pipe or on a full disk, the work continues in silence.
     """
     if _quiet:
         return

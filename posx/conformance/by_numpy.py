@@ -1,7 +1,7 @@
-"""JAX functions computed one operation at a time, almost all by NumPy: a reference that no compiler has a part in.
+"""JAX functions computed one operation at a time, almost all by NumPy: a reference without a compiler.
 
 XLA compiles a single operation in about 20 ms for a CPU, and in 50 to 100 ms for a GPU. Dense attention with Shaw's
-vectors has 200 operations of different shapes: 6 s of a CPU core, where this file takes 0.8 s.
+vectors has 200 operations of different shapes. XLA takes 6 s of a CPU core for them, this file 0.8 s.
 """
 
 from __future__ import annotations

@@ -241,7 +241,7 @@ def _tokens(subject: CheckSubject) -> dict[str, Any]:
 
 
 def _revised(subject: CheckSubject, tokens: dict[str, Any], span: slice) -> dict[str, Any]:
-    """Return the contents of a cache with keys as the tokens in `span` find them: a single one has revised them too."""
+    """Return the contents of a cache, with keys as the tokens in `span` read them. A single token revises them."""
     encoding, idx, features = subject.encoding, subject.unpacked.idx, tokens["features"]
     arrived = np.arange(LENGTH) < (span.stop if span.stop - span.start == 1 else span.start)
     only = {n: np.where(arrived.reshape(1, -1, *[1] * (x.ndim - 2)), x, 0) for n, x in features.items()}

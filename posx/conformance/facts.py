@@ -208,7 +208,7 @@ def _by_distance(subject: CheckSubject, distances: np.ndarray) -> dict[str, np.n
 
 
 def check_positions(subject: CheckSubject, findings: Findings) -> None:
-    """Check positions: all up to the last are defined, those after it are not, and the order of slots has no effect."""
+    """Check that positions up to the last alone are defined, and that the order of slots has no effect."""
     encoding, last = subject.encoding, subject.encoding.max_position
     wanted = subject.run(subject.slots).outputs
     findings.holds(np.isfinite(wanted).all(), "outputs at some position are NaN or infinite")

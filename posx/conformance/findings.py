@@ -26,7 +26,9 @@ def leaves(*trees: Any) -> Iterator[tuple[Any, ...]]:
 class Findings:
     """The comparisons of one check. None of them raises, so that the first problem does not hide later ones.
 
-    name: that of the check. shows: what the encoding keeps if the check holds.
+    Args:
+      name: of the check.
+      shows: the property that the encoding has if the check passes.
     """
 
     def __init__(self, name: str, shows: str) -> None:

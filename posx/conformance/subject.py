@@ -163,8 +163,14 @@ def check_scale(scale: str) -> None:
 def drawn_params(encoding: Encoding, dims: Dims, scale: str) -> Params:
     """Return random arrays in float64 in the shapes of `init`, each of which changes the outputs above rounding.
 
-    scale: "large" for numbers from N(0, 0.5), whatever `init` returns; "init" for its own arrays, each moved by N(0, a
-    tenth of its root mean square), or of 1 if it is 0. Raises ConfigError for another word.
+    Args:
+      encoding: the encoding.
+      dims: the sizes that it was built for.
+      scale: "large" for numbers from N(0, 0.5), whatever `init` returns. "init" for the arrays of `init`, each moved by
+        noise. The noise is N(0, a tenth of the array's root mean square), or N(0, 0.1) if that is 0.
+
+    Raises:
+      ConfigError: another word.
     """
     check_scale(scale)
     rng = np.random.default_rng(0)

@@ -1,8 +1,8 @@
 """Checks of a class as soon as it is defined: what looks like a hook or a fact must be one.
 
-A misspelt hook would never be called, a hook of another signature would fail deep in a trace, a misspelt fact would be
-believed: such a class trains as something else than what was written. Hooks, facts and signatures are read off
-`Encoding`, so nothing is listed twice.
+A misspelt hook would never be called. A hook with another signature would fail deep in a trace. A misspelt fact would
+be ignored. The class would then train as another encoding than the one that its author meant. Hooks, facts and
+signatures are read off `Encoding`, so nothing is listed twice.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def check_class(cls: type, contract: type) -> None:
 
 
 def check_decorated(cls: type) -> None:
-    """Raise ConfigError if `cls` lacks its own @dataclasses.dataclass(frozen=True): values would all be equal."""
+    """Raise ConfigError if `cls` is no @dataclasses.dataclass(frozen=True) itself: all its values would be equal."""
     own, decorator = vars(cls), "@dataclasses.dataclass(frozen=True)"
     if "__dataclass_fields__" not in own:
         raise ConfigError(f"{cls.__name__} is no dataclass. Write {decorator} above class {cls.__name__}.")

@@ -139,9 +139,9 @@ class Chain(Composite):
 class Tabulated(Composite):
     """An encoding that reads `by_distance` from arrays over the distances 0 to length - 1, for decoding.
 
-    Each decoded token meets every distance again: projecting Transformer-XL's waves or DeBERTa's table anew would cost
-    more than the rest of its step. The arrays depend on the parameters they are stored with, so this is not for
-    training. A negative distance reads the row of 0, one beyond the arrays is NaN.
+    Every decoded token reads every distance. To project Transformer-XL's waves or DeBERTa's table each time would cost
+    more than the rest of the step. The arrays depend on the parameters that they are stored with, so this is not for
+    training. A negative distance reads the row of distance 0, a distance beyond the arrays is NaN.
     """
 
     base: Encoding
@@ -153,7 +153,7 @@ class Tabulated(Composite):
 
     @functools.partial(jax.jit, static_argnums=0)
     def tables(self, params: Params) -> Params:
-        """Return one layer's params with the arrays by distance, heads first."""
+        """Return one layer's params and the arrays by distance, each [h or 1, n, ...]."""
         terms = self.base.by_distance(params, jnp.arange(self.length, dtype=jnp.int32))._asdict()
         arrays = _heads_moved({name: x for name, x in terms.items() if x is not None})
         return prefixed("base", params) | prefixed("by_distance", arrays)
@@ -167,7 +167,7 @@ class Tabulated(Composite):
 
 
 def _heads_moved(terms: Params) -> Params:
-    """Return terms with vectors [n, h or 1, d] heads first, as products read them, or back."""
+    """Exchange the first two axes of vectors: hooks return [n, h or 1, d], products read [h or 1, n, d]."""
     return {name: x if name in ("bias", "scaled") else x.swapaxes(0, 1) for name, x in terms.items()}
 
 

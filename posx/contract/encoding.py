@@ -47,8 +47,8 @@ class Encoding(Value):
 
     #: Adding one constant to all positions changes nothing.
     shift_invariant: ClassVar[bool] = True
-    #: Later keys all get the same whatever their distance, or more if they are further ahead. Masks that show later
-    #: keys are refused. Hooks may still be called for them, and must return finite numbers.
+    #: The encoding cannot tell later keys apart by distance, or favours distant ones. Masks that show later keys are
+    #: refused. Hooks may still be called for later keys, and must return finite numbers.
     causal_only: ClassVar[bool] = False
     #: Reads a table by position or distance, so float positions are refused.
     integer_positions: ClassVar[bool] = False
@@ -60,9 +60,10 @@ class Encoding(Value):
     fades: ClassVar[bool] = False
     #: "any"; "rows" if a tile must span all keys; "neighbours" if `score` also reads the slots next to a key's.
     tiling: ClassVar[str] = "any"
-    #: How many earlier tokens a hook sees beside each one: {"key": 1} gives `key` vectors [t, 2, h, d], {"features": 3}
-    #: gives `features` x [t, 4, m]; `query` and `value` may look back too. A token's own come first, then those before
-    #: it in arrival order, before any map; zeros before the start of its document.
+    #: How many earlier tokens a hook sees beside each one. {"key": 1} gives `key` vectors [t, 2, h, d], {"features": 3}
+    #: gives `features` x [t, 4, m]. `query` and `value` may look back too. A token's own vector comes first, then those
+    #: of the tokens before it in arrival order. No map has been applied to them. Before the start of its document they
+    #: are zeros.
     history: ClassVar[Mapping[str, int]] = types.MappingProxyType({})
     #: The pairs of channels that maps of vectors rotate, "" for none: maps that rotate the same pairs commute.
     planes: ClassVar[str] = ""
@@ -107,8 +108,8 @@ class Encoding(Value):
         """Return arrays [t, ...] by name that are kept beside the keys, and the carry for the tokens that follow.
 
         x [t, m] is the layer's input after its norm, which q, k and v are projected from. Queries read the features of
-        their own tokens too. carry is None at the start; return it as it came if nothing is carried. Empty slots of a
-        left-padded batch come first: they must leave nothing in the carry.
+        their own tokens too. carry is None at the start; return it unchanged if nothing is carried. The empty slots of
+        a left-padded batch are before its tokens, and must leave nothing in the carry.
         """
         return {}, carry
 
@@ -169,8 +170,9 @@ class Encoding(Value):
     def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
         """Return s [h, q, k] plus terms in nats that depend on content; s is scaled, and not masked yet.
 
-        If a cache holds revised keys, `tile.k_features` lacks the features of `revised_by`, and the tokens on the way
-        are the queries' own: those in `tile.q_features`. These lack them too if the keys are revised up to the query.
+        If a cache holds revised keys, `tile.k_features` lacks the features of `revised_by`. The only tokens between a
+        key and a query are then the queries' own, whose features are in `tile.q_features`. These lack the features of
+        `revised_by` too if the keys are revised up to the query.
 
         A tile may be any rectangle, so entry (i, j) may depend on query i and key j alone; else declare `tiling`. On a
         GPU a kernel serves a score whose operations on pairs act on each pair alone, see `posx/attention/pointwise.py`.

@@ -2,9 +2,9 @@
 
 To write an encoding, read FORMULA, then override hooks of `posx.contract.encoding.Encoding`, which documents them.
 
-Everything that repeats a list of hooks is read off `HOOKS`: how a chain joins its parts, what a class may define, which
-shapes a hook must return, which executors can serve it, which checks apply. A new hook is one row here, its default in
-`Encoding`, and the executor that evaluates it.
+All that depends on the list of hooks is read off `HOOKS`. This is how a chain joins its parts, which methods a class
+may define, and which shapes hooks must return. It is also which executors can serve an encoding, and which checks
+apply. A new hook is one row here, its default in `Encoding`, and the executor that evaluates it.
 
 Letters of axes, project-wide: b batch, t token (q if it asks, k if it is seen), h head, g key/value head. Widths: d of
 a head, d' of a head after maps, m of the model, v of the vocabulary, n of distances or summands. Hooks see no batch
@@ -89,7 +89,13 @@ class Tile(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of a composite that acts on a hook: `call` is that hook with the part's own params and features."""
+    """A part of a composite that acts on a hook.
+
+    Attributes:
+      name: its name in the composite, the prefix of its params.
+      encoding: the part itself.
+      call: the hook of the part, with its own params and features.
+    """
 
     name: str
     encoding: Any
@@ -139,7 +145,7 @@ def _fold(combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 
 def _concatenate(one: jax.Array, other: jax.Array) -> jax.Array:
-    """Join per-token biases [t, h or 1, n] along n, where summands stay apart."""
+    """Join per-token biases [t, h or 1, n] along n, so that summands stay separate."""
     heads = max(one.shape[1], other.shape[1])
     return jnp.concatenate([jnp.broadcast_to(x, (x.shape[0], heads, x.shape[2])) for x in (one, other)], axis=-1)
 
@@ -152,7 +158,7 @@ class Hook(NamedTuple):
     """A place of the formula where an encoding can act."""
 
     takes: tuple[str, ...]  # arguments after params
-    gives: Any  # the shape of the result, or of each term, in letters, "*" for any size; "" if its own check says more
+    gives: Any  # the shape of the result, or of each term, in letters, "*" for any size; "" if it has its own check
     join: Callable[..., Any]  # (parts that act, *arguments) -> the hook of a chain of them
     #: It depends on a token, a query, a distance, a pair of positions, a channel, the content of a tile, or a head.
     kind: str

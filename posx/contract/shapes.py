@@ -1,4 +1,4 @@
-"""Checks of what an encoding is and what its hooks return, by shapes alone: nothing is computed.
+"""Checks of an encoding and of the results of its hooks, by shapes alone: nothing is computed.
 
 `build` checks a value for the sizes of a model. A hook that returns another shape is then one line, and not a traceback
 out of a compiled step. `posx.contract.sizes` does the same for every call of `attend`.
@@ -59,8 +59,8 @@ class Use(NamedTuple):
 def check_value(encoding: Encoding, dims: Dims) -> None:
     """Raise ConfigError if `encoding`, resolved for `dims`, cannot be used as a value or a hook does not fit.
 
-    Values in its fields, such as the parts of a chain, come first. It costs a trace of every hook, milliseconds, and
-    is remembered.
+    Values in its fields, such as the parts of a chain, are checked before it. A check traces every hook, which takes
+    milliseconds. Its result is remembered.
     """
     for part in reversed(list(values_in(encoding))):
         check_decorated(type(part))
@@ -144,7 +144,11 @@ def with_history(encoding: Encoding, hook: str, x: Any) -> Any:
 class HookCheck:
     """Calls every hook that acts, with numbers of tokens that no other axis has, so that no two can be mistaken.
 
-    built_for_it: the encoding was built for these sizes, so that an error of a hook is a fault of its own.
+    Args:
+      encoding: the encoding.
+      params: those of one layer.
+      use: the sizes and types.
+      built_for_it: the encoding was built for these sizes, so that an error of a hook is its own fault.
     """
 
     def __init__(self, encoding: Encoding, params: Params, use: Use, built_for_it: bool = False):
@@ -202,7 +206,7 @@ class HookCheck:
         return self._call(hook, with_history(self.encoding, hook, x), *rest) if self.encoding.acts_on(hook) else x
 
     def _features(self, *sides: Struct) -> list[Features]:
-        """Return the features of queries and of keys at pos; the second call goes on from what the first carried."""
+        """Return the features of queries and of keys at pos; the second call starts from the carry of the first."""
         use, carry = self.use, None
         found: list[Features] = []
         if use.x is None or not self.encoding.acts_on("features"):
@@ -295,7 +299,7 @@ def _shown(found: Any) -> str:
 
 
 def _argument(given: Any) -> str:
-    """Return an argument of a hook in a few words: shapes, by name if there are several."""
+    """Return an argument of a hook in a few words: its shape, or several shapes by name."""
     if isinstance(given, Tile):
         return "; ".join(f"tile.{name} {_argument(x)}" for name, x in given._asdict().items())
     if isinstance(given, dict):

@@ -1,9 +1,9 @@
 """Digests of the code of a user's classes: a run belongs to the code that it was trained with.
 
-The digest of a class covers its source and all code of the user's files that it reaches: base classes, functions that
-its methods call, with defaults and decorators, and the values that they read. Code that these reach counts in turn.
-Comments, docstrings, formatting and unrelated code of the same files do not count. Names that are looked up as text
-(`getattr`, `exec`) are not followed, nor is the code of posx, of Python and of installed packages.
+The digest of a class covers its source and all code of the user's files that it reaches. These are base classes,
+functions that its methods call, with defaults and decorators, and the values that they read. Code that these reach
+counts in turn. Comments, docstrings, formatting and unrelated code of the same files do not count. Names that are
+looked up as text (`getattr`, `exec`) are not followed, nor is the code of posx, of Python and of installed packages.
 """
 
 from __future__ import annotations

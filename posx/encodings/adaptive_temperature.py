@@ -18,8 +18,8 @@ class AdaptiveTemperature(Encoding):
 
     beta = softplus(x W_beta), gamma = gamma_range tanh(x W_gamma). ln(p + 2) is above 0 for the first token too: a
     negative power of ln(p + 1) would be infinite there. W_beta and W_gamma [m, h] are N(0, 0.02), per layer. tau starts
-    around 1.7, the further from it the larger m: at position 1,024, 90 % are within 1.2 to 2.9 at m = 64, and 1.05 to 9
-    at m = 512. The first `plain_heads` keep 1, as the ALiBi heads of NAPE do in the source.
+    around 1.7, and spreads more the larger m is. At position 1,024, 90 % are within 1.2 to 2.9 at m = 64, and within
+    1.05 to 9 at m = 512. The first `plain_heads` keep 1, as the ALiBi heads of NAPE do in the source.
 
     Reference: Vasylenko et al. 2025, arXiv 2506.16640, ASEntmax; "adapt-softplus-tanh" of the released sparse_gemma.py.
     Differs: softmax replaces entmax. Left out are the source's learned constants beta_h and gamma_h, which ignore

@@ -28,8 +28,8 @@ class Bam(Encoding):
 
     The arrays that `learned` names are parameters, the others stay fixed. All layers share them unless `per_layer`.
 
-    Reference: Bianchessi et al. 2025, arXiv 2505.22842, GGD-BAM, in the form of models/bam.py as released in May 2025,
-    which takes the logarithm of the slopes for scale too.
+    Reference: Bianchessi et al. 2025, arXiv 2505.22842, GGD-BAM, in the form of models/bam.py as released in May 2025.
+    That file takes the logarithm of the slopes for scale too.
     Differs: that file fixes shape at 1 if it is not learned. Its revisions until March 2025 have scale in place of
     e^scale, inside the power. The released bam_ssmax multiplies the prior by s ln(n) too, bam+ssmax multiplies products
     alone. bam(shapes=(0, 0), initial_scale=1, per_layer=true) starts without any position.

@@ -15,8 +15,8 @@ class Canon(Encoding):
     """y_t = x_t + sum_n a_n * x_{t-n}, n = 0 .. `kernel` - 1, for queries, keys and values x as projected.
 
     Each channel of each head has its own numbers a_n, drawn from U(-1, 1) / sqrt(kernel). Tokens before the start of a
-    document count as zeros. No position is read. It comes before positional maps: canon+rope; canon alone is NoPE with
-    it.
+    document count as zeros. No position is read. In a chain it is before positional maps: canon+rope. Alone it is NoPE
+    with a convolution.
 
     Reference: Allen-Zhu 2025, arXiv 2512.17351, Canon-B; github.com/facebookresearch/PhysicsLM4, canon_helper.py.
     Differs: there a document sees the last tokens of the one before it. Left out: Canon-A, C and D, which act outside

@@ -19,7 +19,7 @@ class Cope(Encoding):
     Between whole positions, q_i . e is interpolated linearly. Only keys that i sees count, and j and i are among them.
     P = `num_positions`, by default the training length, at most 64. e [P, d] starts at zero. The heads share it, and
     the layers too unless `per_layer`. In a chain the gates are those of q and k as projected, as in the release's
-    "cope+rel": the content of a key decides how much it counts, not its position.
+    "cope+rel". The content of a key decides how much it counts, not its position.
 
     Reference: Golovneva et al. 2024, arXiv 2405.18719, section 4; q . e divided as in the release (RAM, "cope").
     Differs: the listing in the paper's appendix, x-transformers and DAPE's copy do not divide q . e by sqrt(d)

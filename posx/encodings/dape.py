@@ -94,7 +94,7 @@ class Dape(Composite):
         if not self.base.acts_on("score"):
             return b, total
         scored = super().score(params, total, tile)
-        added = scored - total  # a score may depend on the scores it is given, so only its result tells what it adds
+        added = scored - total  # a score may read the scores it is given, so only its result shows what it adds
         return added if b is None else b + added, scored
 
 

@@ -21,8 +21,8 @@ class DualChunk(Composite):
 
     s is `chunk`, by default three quarters of the training length. c is `window`, by default the training length. No
     distance is then above c - 1, at any length. Distances up to c - s and s are those of the text, across chunks too.
-    In earlier chunks a distance tells the place in the key's chunk, not which chunk. It has no parameters, and is meant
-    for trained RoPE models. Chunks begin at position 0.
+    In earlier chunks a distance gives the place within the key's chunk, but not the chunk. It has no parameters, and is
+    meant for trained RoPE models. Chunks begin at position 0.
 
     Pairs in two chunks take two more products, so attention takes longer than RoPE's.
 

@@ -20,9 +20,9 @@ class Fire(Encoding):
 
     The input is the distance as a share of the text so far, in [0, 1] for keys behind the query at any length. Beyond T
     tokens it depends on the query's position, counted from the start of its document. T = |multiplier| * `threshold`,
-    at least 1. c and multiplier are learned, from 0.1 and 1. `threshold` is L/2 by default: with the published 512, the
-    position of the query would never divide within a shorter training length. One network per layer, unless `per_layer`
-    is off.
+    at least 1. c and multiplier are learned, from 0.1 and 1. `threshold` is L/2 by default. With the published 512 and
+    a shorter training length, distances would never be divided by the position of the query. One network per layer,
+    unless `per_layer` is off.
 
     Reference: Li et al. 2024, arXiv 2310.04418; sizes, initial values and the 1e-6 as in the code of its appendix.
     Differs: that code does not keep T above 0. Its last layer has a bias, which changes no softmax. DAPE's port needs

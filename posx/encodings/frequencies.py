@@ -166,9 +166,9 @@ class Yarn(FrequencyRule):
     """`ntk_by_parts` and logits times m(f)^2, m(f) = 0.1 ln f + 1.
 
     The released code ramps over the index of the plane. The ramp starts at the plane with `fast` turns in L, rounded
-    down, and ends at the plane with `slow` turns, rounded up. `truncate` off does not round. ramp = "turns" is that of
-    the paper, over the turns. `attention_factor` replaces m. If `mscale` and `mscale_all_dim` are given, m(f, mscale) /
-    m(f, mscale_all_dim) does, m(f, s) = 0.1 s ln f + 1.
+    down, and ends at the plane with `slow` turns, rounded up. `truncate` off does not round. ramp = "turns" is the ramp
+    of the paper, over the turns. `attention_factor` replaces m. So does m(f, mscale) / m(f, mscale_all_dim) if both are
+    given, with m(f, s) = 0.1 s ln f + 1.
 
     Reference: Peng et al. 2023, arXiv 2309.00071, sections 3.3 and 3.4; "yarn" of Hugging Face.
     Differs: Hugging Face reads `truncate` outside of parameters that are nested by layer type.

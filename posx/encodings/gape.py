@@ -25,8 +25,8 @@ class Gape(Encoding):
     Differs: L is T there, which the blog does not define. Nor does it say if heads share w and b: here each head has
     its own. Initial values are unknown. Here w is N(0, 0.02) and all else 0, a penalty of 0.24 nats at distance L. A
     logit scale in a chain multiplies q . k alone. The gate of a key needs it as projected, so RoPE rotates a whole
-    cache for each new token. At 2,000 tokens this token took 7 times as long as NoPE's on one CPU core, 1.1 times for
-    GAPE alone.
+    cache for each new token. At 2,000 tokens, rope+gape takes 7 times as long as NoPE for a new token on one CPU core.
+    GAPE alone takes 1.1 times as long.
     """
 
     original_len: Length | None = None

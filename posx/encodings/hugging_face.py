@@ -110,7 +110,7 @@ def rope_of(parameters: Mapping[str, Any], head_dim: int, max_positions: int) ->
 
 
 def parameters_of(rope: Rope, head_dim: int) -> dict[str, Any]:
-    """Return the dictionary that `rope_of` reads as this RoPE, without what is open.
+    """Return the dictionary that `rope_of` reads as this RoPE, without its open fields.
 
     It has no `original_len` of `dynamic_ntk`: there it is the config's own max_position_embeddings.
 

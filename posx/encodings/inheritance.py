@@ -1,4 +1,4 @@
-"""The fields that a spec put on a trained encoding leaves as they were trained."""
+"""The trained fields that stay when a spec changes a trained encoding."""
 
 from __future__ import annotations
 

@@ -76,8 +76,8 @@ class Learned(PositionTable):
     """x_p <- x_p + W[p], W [num_positions, m] (default: one row per training position), W ~ N(0, std).
 
     `beyond` decides for positions after the last row: "error" (undefined), "clamp" (the last row again), or
-    "interpolate". For the last, `at_length(n)` stretches the table linearly over n positions, ends to ends. It changes
-    nothing if n is within the table.
+    "interpolate". For "interpolate", `at_length(n)` stretches the table linearly over n positions, from its first row
+    to its last. A length n within the table changes nothing.
 
     Reference: Gehring et al. 2017, arXiv 1705.03122; Radford et al. 2019 (GPT-2).
     Differs: std 0.02 as in BERT and the HF port of GPT-2; OpenAI's GPT-2 code has 0.01.

@@ -77,7 +77,7 @@ class Path(Encoding):
         if not tile.q_features.keys() >= self.revised_by:  # the keys have been multiplied by all H
             return s
         num_heads, q, k = tile.q.shape[1], at_least_float32(tile.q).swapaxes(0, 1), at_least_float32(tile.k)
-        # The last token that a query sees is its own. All tokens up to there are on the path.
+        # The last token that a query sees is its own. All tokens up to it are on the path.
         on_path = jax.lax.cummax(tile.visible.astype(jnp.int32), axis=1, reverse=True) > 0
 
         def for_heads(features: Features) -> tuple[jax.Array, jax.Array]:
@@ -100,7 +100,7 @@ def _path_terms(q: jax.Array, k: jax.Array, w: jax.Array, beta: jax.Array, on_pa
 
 
 def _chunk_terms(q: jax.Array, k: jax.Array, w: jax.Array, beta: jax.Array, after: jax.Array) -> jax.Array:
-    """Return the same if w [q, h, d] and beta [q, h] of the queries' own tokens are the path. No other token acts.
+    """Return the terms of `_path_terms` if the path is the queries' own tokens, with w [q, h, d] and beta [q, h].
 
         terms = -(Q W^T) T^-1 (W K^T)
 

@@ -17,11 +17,11 @@ class Pope(Encoding):
     """s_ij = sum_c mu(q_ic) mu(k_jc) cos((j - i) theta_c + delta_hc) / sqrt(d), mu = softplus.
 
     Content sets magnitudes, position sets phases. Each channel has a frequency, theta_c = base^(-c/d), c = 0 .. d-1.
-    Mapped vectors [mu cos, mu sin] are 2d wide. `delta` [h, d] is learned and clamped to [-2 pi, 0]. It starts at 0,
-    or uniform in that range (`delta_start`). Here it rotates queries back instead of keys forward. The product is the
+    Mapped vectors [mu cos, mu sin] are 2d wide. `delta` [h, d] is learned and clamped to [-2 pi, 0]. It starts at 0, or
+    uniform in that range (`delta_start`). Here it rotates queries back instead of keys forward. The product is the
     same, and every query head has its own delta when heads share keys. To look r tokens back, delta would have to rise
-    by r theta_c, but its range ends at 0. Heads that start at 0 learn this slowly or not at all, heads with a uniform
-    start do. A delta outside its range has no gradient, as in PoPE-pytorch, and stays there.
+    by r theta_c, but its range ends at 0. Heads that start at 0 learn to look back slowly or not at all, heads with a
+    uniform start learn it. A delta outside its range has no gradient, as in PoPE-pytorch, and stays there.
 
     Reference: Gopalakrishnan, Csordas, Schmidhuber and Mozer 2025, arXiv 2509.10534.
     Differs: PoPE-pytorch can leave channels out, which then keep their sign and are not rotated.

@@ -14,7 +14,7 @@ from posx.contract import Composite, Dims, Encoding, abstract_params
 
 
 class Rate(NamedTuple):
-    """The rate of one parameter, as a multiple of the model's. decays: whether weight decay acts on it."""
+    """The learning rate of one parameter as a multiple of the model's, and whether weight decay acts on it."""
 
     lr_multiplier: float = 1.0
     decays: bool = False

@@ -14,8 +14,8 @@ from posx.errors import ConfigError
 class RotatedValues(Composite):
     """o_i = R_i^T sum_j w_ij R_j v_j, with the rotations R_i of queries and R_j of keys of the encoding `base`.
 
-    The weights w are those of `base`. For RoPE, R_i^T R_j rotates plane c by (j - i) theta_c: a value arrives rotated
-    by its distance, as a key does in its product with a query. Far values then add up out of phase.
+    The weights w are those of `base`. For RoPE, R_i^T R_j rotates plane c by (j - i) theta_c. A value thus arrives
+    rotated by its distance, as a key does in its product with a query. Far values then add up out of phase.
 
     Reference: Godavarti 2026, arXiv 2606.24975, for accumulated rotations; 2506.08652 for RoPE's.
     Differs: a base may be any encoding or chain that rotates queries and keys. Outputs are rotated by the transposed

@@ -20,8 +20,9 @@ class Ssmax(Encoding):
     """tau_h(p) = s_h ln(n), n = p + 1 keys: weights n^(s z) instead of e^z, so the largest does not fade with n.
 
     s is learned, per head and layer, from N(`initial`, 0.01). With `initial` = 1/mean(ln n) over the training length
-    the mean factor is 1: 0.168 at L = 1024, for a model trained without it. At n = 1 the factor is 0, and the only key
-    has all the weight anyway. The first `plain_heads` keep 1, as the ALiBi heads of NAPE do in ASEntmax.
+    the mean factor is 1. That is 0.168 at L = 1024, and suits a model trained without SSMax. At n = 1 the factor is 0,
+    and the only key has all the weight anyway. The first `plain_heads` keep 1, as the ALiBi heads of NAPE do in
+    ASEntmax.
 
     Reference: Nakanishi 2025, arXiv 2501.19399; initial values of deep-spin/asentmax.
     Differs: asentmax reads ln(p + 2). The paper's variant with a learned constant beside s ln(n) is left out.

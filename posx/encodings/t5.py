@@ -28,9 +28,10 @@ class T5(Encoding):
     Reference: Raffel et al. 2020, arXiv 1910.10683, section 2.1; table N(0, m^-1/2) as in HF's port.
     Differs: the sources have whole positions only. T5 drops the 1/sqrt(d) of the logits and folds it into its
     initialisation. `scaled=False` does so too (and reads `head_dim`, which `resolve` sets).
-    Sensitive: to the table's learning rate. At the model's own rate the loss at L is worse by 0.15 nats a byte after
-    2 M bytes at 4e-3, and by 0.37 at 1e-3. Its losses beyond L come from the table's delay too (experiments/recipe).
-    GPT-NeoX and x-transformers multiply the table by sqrt(head width). Under Adam this multiplies the learning rate.
+    Sensitive: to the table's learning rate. At the model's own rate the loss at L after 2 M bytes is worse by 0.15 nats
+    a byte at 4e-3. It is worse by 0.37 at 1e-3. Its losses beyond L come from the table's delay too
+    (experiments/recipe). GPT-NeoX and x-transformers multiply the table by sqrt(head width). Under Adam this multiplies
+    the learning rate.
     """
 
     num_buckets: Buckets | None = None

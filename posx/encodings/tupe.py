@@ -18,7 +18,8 @@ class Tupe(PositionTable):
     Appended channels of queries and keys form the second product. This is TUPE-A; TUPE-R is Chain((Tupe(), T5())).
     table [num_positions, m] (default L rows), U_Q [m, h, d] and U_K [m, g, d] are N(0, 0.02) and shared by all layers.
     `beyond` as in Learned. For positions in `untied` (the paper's [CLS]) a learned theta [2, h] replaces the second
-    product and its scale: theta_0 if the query is untied, else theta_1 if the key is. With 1_p = 1 if p is untied:
+    product and its scale. It is theta_0 if the query is untied, else theta_1 if the key is. With 1_p = 1 if p is
+    untied:
 
         q~_i = [q_i, (1 - 1_i) p_i U_Q, sqrt(2d) 1_i theta_0, sqrt(2d) (1 - 1_i) theta_1]
         k~_j = [k_j, (1 - 1_j) p_j U_K,          1,                    1_j              ]

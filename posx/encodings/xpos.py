@@ -16,9 +16,9 @@ class Xpos(Encoding):
     """s_ij = sum_c <q~_ic, k~_jc> zeta_c^((i - j) / B) / sqrt(d), zeta_c = (2c + 0.4 d) / (1.4 d).
 
     q~ and k~ are rotated by RoPE, c counts its d/2 planes, d its rotated channels. zeta rises from 0.29 for the fastest
-    plane to nearly 1 for the slowest, so fast planes count less far away. Causal only, since the product would grow for
-    keys ahead. Channels that pass unrotated do not decay. `scale_base` is B in tokens, by default half the training
-    length: the paper has 512 for texts of 1,024.
+    plane to nearly 1 for the slowest, so fast planes count less far away. It is causal only, since products with later
+    keys would grow. Channels that pass unrotated do not decay. `scale_base` is B in tokens, by default half the
+    training length: the paper has 512 for texts of 1,024.
 
     Reference: Sun et al. 2022, arXiv 2212.10554, section 3.2.
     Differs: other code multiplies queries by zeta^((i-p)/B) and keys by zeta^((p-j)/B) about a centre p, the middle of

@@ -53,7 +53,7 @@ def evaluate(
 
     Args:
       log_probs: tokens int32 [b, t] (NumPy) -> log-probabilities (nats) of the next tokens [b, t], as a NumPy, JAX or
-        torch array: entry (b, i) is that of tokens[b, i + 1] given tokens[b, : i + 1]. The last column has no next
+        torch array. Entry (b, i) is that of tokens[b, i + 1] given tokens[b, : i + 1]. The last column has no next
         token: it is not read and may be left out. The whole distribution, [b, t, v] or [b, t - 1, v], is accepted as
         well. May raise UndefinedLength.
       stream: tokens [n + 1], the first of which is context only: the token with which the model begins a text.
@@ -71,11 +71,13 @@ def evaluate(
       on_row: called with each row as soon as it is there.
 
     Returns:
-      One row for each protocol and length, a dict.
-      Its fields: protocol, eval_len, stride, num_targets, num_stretches, num_documents, num_windows, num_bytes,
-      num_separators (None if they are not known), targets (names the scored tokens), nll (nats/token), nll_interval
-      (95 % over text, or None), ppl, bpb (of the targets that are text), block_len, block_nll (sums, nats), status
-      ("ok", "oom", "nonfinite", "undefined").
+      One row for each protocol and length, a dict. Numbers that are not known are None. Its fields:
+
+      * protocol, eval_len and stride in tokens, targets (a name of the set of scored tokens).
+      * num_targets, num_stretches, num_documents, num_windows, num_bytes, num_separators.
+      * nll in nats a token, nll_interval (95 % over text), ppl, bpb (over the targets that are text).
+      * block_len in targets, block_nll (the sum over each block, in nats).
+      * status: "ok", "oom", "nonfinite" or "undefined".
 
     Raises:
       ConfigError: for protocols and lengths that make no sense, and for results that cannot be log-probabilities of

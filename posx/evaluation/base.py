@@ -21,7 +21,7 @@ class Protocol(abc.ABC):
     """A frozen value; lengths, strides and targets are in tokens. Every number is a sum of NLL over a count.
 
     `nll` and `ppl` are per target. `bpb` is the NLL of the targets that are text, in bits, over the bytes of that text.
-    Separators between documents are targets, but `bpb` counts them on neither side.
+    Separators between documents are targets, but `bpb` leaves them out of both.
     """
 
     #: The name in rows, the letter in the literature, and the words in captions.

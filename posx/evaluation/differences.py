@@ -49,8 +49,11 @@ class StandardError(NamedTuple):
 class Difference(NamedTuple):
     """The mean loss of some runs less that of others, in nats a token, and its independent standard errors.
 
-    text: over text, None if the text is too short, as `no_interval` then says. seeds: over seeds, one of all pairs or
-    one of each side; none if there is a single run on a side.
+    Attributes:
+      mean: nats a token.
+      text: the error over text, None if the text is too short.
+      seeds: the errors over seeds: one for all pairs, or one for each side. None are there if a side has a single run.
+      no_interval: why `text` is None, "" if it is not.
     """
 
     mean: float

@@ -30,9 +30,13 @@ ROUGH, QUIET = 0.02, 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class _Change:
-    """The change in nats of the entries at `places` [p] if all tokens from `position` on are replaced.
+    """The change of a model's log-probabilities if all tokens from a position on are replaced.
 
-    `moved` is 0 for changes that repeating a call makes too, `excess` also for those that rounding may make.
+    Attributes:
+      position: the first replaced token.
+      places: [p], the entries that were read.
+      moved: [p] nats, 0 for a change that repeating the call makes too.
+      excess: [p] nats, 0 also for a change that rounding may make.
     """
 
     position: int
@@ -113,8 +117,8 @@ def _tried(
 ) -> tuple[list[np.ndarray], list[_Change]]:
     """Replace each end of the first window, given as (position, n), by the n-th other tokens of `known`.
 
-    Returns the entries [p] or [p, v] of the window itself, twice, and of each changed one; and the changes.
-    Distributions are large, so only those around the changed positions are read.
+    Returns the entries [p] or [p, v] of the window itself, twice, then of each changed window. The second result is the
+    changes. Distributions are large, so only those around the changed positions are read.
     """
     batch, last = len(tokens), tokens.shape[1] - 1
     rows, positions = [tokens[0], tokens[0]], np.array([position for position, _ in ends], int)
@@ -167,9 +171,11 @@ def _check_causal(changes: Sequence[_Change], whole: bool) -> None:
 
 
 def _is_shifted(changes: Sequence[_Change], last: int, whole: bool) -> bool:
-    """Return whether entry i is of token i: token i + 1 does not change it.
+    """Return whether entry i is the log-probability of token i instead of token i + 1.
 
-    A distribution i is of token i if token i does not change it, though the tokens before it do.
+    Single entries [p] are of token i if replacing token i + 1 never changes entry i, and replacing token i does. Whole
+    distributions [p, v] are of token i if replacing token i never changes distribution i, and replacing token i - 1
+    does.
     """
     inner = [change for change in changes if change.position < last]
     if whole:
@@ -180,7 +186,7 @@ def _is_shifted(changes: Sequence[_Change], last: int, whole: bool) -> bool:
 
 
 def _check_rows(log_probs: LogProbs, tokens: np.ndarray, places: np.ndarray, before: np.ndarray) -> None:
-    """Refuse entries of the first window, in row 1, that are `before` among its copies and change among others."""
+    """Refuse entries of the first window that change when the other rows are not copies of it, but other windows."""
     noise, found = 0.0, list[np.ndarray]()
     for _ in range(1 + REPEATS):
         result = called(log_probs, np.roll(tokens, 1, axis=0))
@@ -204,7 +210,7 @@ def _of_targets(log_probs: LogProbs, tokens: np.ndarray, ids: np.ndarray, positi
 
 
 def _check_sum(of_targets: np.ndarray) -> None:
-    """Refuse log-probabilities of different tokens after the same tokens that are too large together."""
+    """Refuse log-probabilities of different tokens at one place whose probabilities sum to more than 1."""
     total = np.exp(of_targets[np.isfinite(of_targets)]).sum()
     if total > 1 + SUM_ROUNDING:
         raise ConfigError(
@@ -215,7 +221,11 @@ def _check_sum(of_targets: np.ndarray) -> None:
 
 
 def _check_nats(places: Iterable[np.ndarray]) -> None:
-    """Refuse values x of all known tokens if 2**x sums to 1 and e**x to less in all places, but not the same in all."""
+    """Refuse logarithms to base 2. `places` holds the values x of all known tokens at several places.
+
+    They are to base 2 if 2**x sums to 1 at every place, and e**x to less. Sums of e**x that are equal at all places are
+    no evidence.
+    """
     sums = []
     for x in places:
         sums.append(np.exp(x).sum())

@@ -48,9 +48,12 @@ class _Consecutive(Protocol):
 class Nonoverlapping(_Consecutive):
     """Each stretch of targets in consecutive windows from its start, the ragged last one included.
 
-    num_targets: 0 for the whole stream, in one stretch. stretch: its least length. 0 stands for the longest of the
-    lengths, so that every length has whole windows in every stretch.
     Source: Press et al. 2022 (arXiv 2108.12409) figure 1.
+
+    Attributes:
+      num_targets: 0 for the whole stream, in one stretch.
+      stretch: the least length of a stretch in tokens. 0 stands for the longest of the lengths, so that every length
+        has whole windows in every stretch.
     """
 
     name, letter, title = "nonoverlapping", "P1", "non-overlapping windows"
@@ -87,7 +90,7 @@ class BeginEveryWindow(Nonoverlapping):
 
 @dataclasses.dataclass(frozen=True)
 class PerPosition(_Consecutive):
-    """One pass of `nonoverlapping` at the longest length for which the model is defined, its loss kept by position."""
+    """One pass of `nonoverlapping` at the longest length for which the model is defined, with the loss by position."""
 
     name, letter, title = "per_position", "P4", "loss per position"
 
@@ -123,12 +126,16 @@ def _positions(scored: Scored, length: int) -> Row:
 
 @dataclasses.dataclass(frozen=True)
 class Sliding(Protocol):
-    """Windows that end every `stride` tokens, and the last `stride` targets of each are scored.
+    """Windows that end every `stride` tokens, of which the last `stride` targets are scored.
 
-    Every target has between length - stride + 1 and length tokens of context, of the text before its stretch too. The
-    first `warm_up` targets of the stream are context and never scored. A `stride` of 0 is a quarter of the shortest
-    length, a `warm_up` of 0 the longest length, and `num_targets` 0 the whole stream.
+    Every target has between length - stride + 1 and length tokens of context, of the text before its stretch too.
+
     Source: Baevski and Auli 2019; Press et al. 2022, appendix B.
+
+    Attributes:
+      stride: tokens, 0 for a quarter of the shortest length.
+      num_targets: scored tokens, 0 for the whole stream.
+      warm_up: the first targets of the stream, which are context and never scored; 0 for the longest length.
     """
 
     name, letter, title = "sliding", "P2", "sliding window"

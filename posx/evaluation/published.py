@@ -32,9 +32,9 @@ class _FromTheStart(Protocol):
 class LmEvalRolling(_FromTheStart):
     """Each document by itself, in windows that share no target, the last one filled up with context on its left.
 
-    The context of a document's first token is token 0 of the stream, whatever stands before the document. Windows
-    after the first begin with one token of context. The last one has full length, and scores only the rest of the
-    document. The separator that ends a document is not scored.
+    The context of a document's first token is token 0 of the stream, not the token before the document. Windows after
+    the first begin with one token of context. The last one has full length, and scores only the rest of the document.
+    The separator that ends a document is not scored.
 
     Source: lm-evaluation-harness 0.4.13, `loglikelihood_rolling` (`get_rolling_token_windows` with context_len=1).
     `bpb` is its bits_per_byte, 2^bpb its byte_perplexity, exp(nll * num_targets / words) its word_perplexity.
@@ -118,7 +118,7 @@ class HfStrided(_FromTheStart):
         return self.stride or max(1, length // 2)
 
     def targets(self, stream: np.ndarray, lengths: Sequence[int], documents: Any) -> Targets:
-        """Place the targets of one length: windows without overlap have others."""
+        """Place the targets of one length. Windows without overlap score other targets."""
         (length,) = lengths
         stride, text = self.stride_at(length, lengths), stream[: self.num_targets + 1 if self.num_targets else None]
         if not 1 <= stride <= length or length < 2:

@@ -39,10 +39,17 @@ class Documents(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Targets:
-    """The scored stretches in the order of the stream: starts and sizes [k] in targets, and the documents they touch.
+    """The scored stretches, in the order of the stream.
 
     If all sizes but the last are multiples of BLOCK_LEN, no block of the stored sums has parts of two stretches.
-    `digest` names the targets by their places, their tokens, and the rule of their weights if they are not all alike.
+
+    Attributes:
+      starts: [k], the place of each stretch in the stream.
+      sizes: [k], in targets.
+      tokens: [count], the targets themselves.
+      num_documents: the documents that the stretches touch, None if they are not known.
+      digest: a name of the targets: of their places, their tokens, and the rule of their weights if these are not all
+        equal.
     """
 
     starts: np.ndarray
@@ -73,14 +80,19 @@ class Targets:
 
 
 def place(stream: np.ndarray, num_targets: int, *, longest: int = 1, first: int = 0, documents: Any = None) -> Targets:
-    """Place `num_targets` targets in stretches; 0, or more than there are, gives one stretch of all from `first` on.
+    """Place `num_targets` targets in stretches of the stream.
 
     A stretch is a multiple of `longest`, itself rounded up to whole blocks. It is as large as leaves STRETCHES
     stretches and one a document. The last one takes the rest. If windows are as long as a block, a rest of half a
     stretch or more is a stretch of its own. The middles are evenly spread over the stream. If there are enough
     stretches, every document, however short, gets a share that holds one.
 
-    documents: [d] places in the stream at which documents start, None if they are not known.
+    Args:
+      stream: tokens [n + 1].
+      num_targets: 0, or more than there are, gives one stretch of all targets from `first` on.
+      longest: the longest window, in tokens.
+      first: the first target that may be scored.
+      documents: [d] places in the stream at which documents start, None if they are not known.
     """
     end = len(stream) - 1
     begins = document_starts(documents, len(stream))
@@ -99,7 +111,7 @@ def place(stream: np.ndarray, num_targets: int, *, longest: int = 1, first: int 
 
 
 def targets_in(stream: np.ndarray, starts: np.ndarray, sizes: np.ndarray, documents: Any, weights: str = "") -> Targets:
-    """Return the targets of stretches [k] of a stream. weights: the rule of their weights, "" if all count alike."""
+    """Return the targets of stretches [k] of a stream. `weights` names the rule of their weights, "" for equal ones."""
     tokens = _select(stream, starts, sizes)
     touched = None if documents is None else _touched(document_starts(documents, len(stream)), starts, sizes)
     digest = digest_of(starts, sizes, tokens)
@@ -175,7 +187,13 @@ def _touched(begins: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """The windows of a pass, and the NLL (nats, float32) of every target, None if `status` tells why not."""
+    """The result of a pass over windows.
+
+    Attributes:
+      status: "ok", "oom", "nonfinite" or "undefined".
+      windows: [n, 3], as `Targets.windows`.
+      nll: [targets] nats, float32; None after "oom" and "undefined".
+    """
 
     status: str
     windows: np.ndarray
@@ -190,12 +208,19 @@ class Scored:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """A model as a function, the stream that it is scored on, and its passes over that stream, which protocols share.
+    """A model as a function, the stream that it is scored on, and the passes that protocols share.
 
-    stream: tokens [n + 1], the first of which is context only. token_bytes: bytes of text behind each, [n + 1], or
-    None. separators: ids that are no text, or None. documents: [d], or None. batch_tokens: tokens per call of the
-    model. on_windows: called with the length, the number of windows done and that of all, before the first batch and
-    after each.
+    Attributes:
+      log_probs: the model, see `posx.evaluate`.
+      stream: [n + 1] tokens, the first of which is context only.
+      token_bytes: [n + 1] bytes of the text behind each token, or None.
+      separators: ids that are no text, or None.
+      documents: [d] places in the stream at which documents start, or None.
+      batch_tokens: tokens per call of the model.
+      on_windows: called before the first batch and after each one, with the length, the number of windows done and the
+        number of all.
+      passes: the finished passes, by length and digest of their windows.
+      said: notices about the results, each once.
     """
 
     log_probs: LogProbs
@@ -206,7 +231,7 @@ class Measured:
     batch_tokens: int
     on_windows: Callable[[int, int, int], object] = lambda length, done, windows: None
     passes: dict[tuple[int, str], Scored] = dataclasses.field(default_factory=dict)
-    said: list[str] = dataclasses.field(default_factory=list)  # notices about the results, each once
+    said: list[str] = dataclasses.field(default_factory=list)
 
     def scored(self, windows: np.ndarray, length: int, begins: np.ndarray | None = None) -> Scored:
         """Score `windows` [n, 3] of `length` tokens, if that is not done yet.

@@ -12,12 +12,20 @@ from posx.contract.fields import at_least, problems_of
 class EvalConfig:
     """The settings of an evaluation. Lengths, strides and targets are in tokens.
 
-    The training length L is measured even if `lengths` or `sliding_lengths` leave it out, to compare the others with.
-    `sliding_lengths` () stands for L, 2L, 4L, 8L, 16L as far as `lengths` go. `stride` 0 stands for L/4, or for half of
-    each window of hf_strided. Targets are spread over all held-out documents. They are the same at every length: those
-    of the longest windows of the run so far.
-    `num_targets` and `sliding_targets` 0 score the whole validation stream.
-    `precision`: of products of float32 numbers, so that a perplexity does not depend on the kind of device.
+    Targets are spread over all held-out documents. They are the same at every length: those of the longest windows of
+    the run so far.
+
+    Attributes:
+      lengths: window lengths. The training length L is always added, to compare the others with.
+      protocols: names or letters of protocols.
+      num_targets: scored tokens; 0 scores the whole validation stream.
+      sliding_targets: the same for `sliding`.
+      sliding_lengths: window lengths of `sliding`, to which L is added too. () stands for L, 2L, 4L, 8L and 16L, as far
+        as `lengths` go.
+      stride: of windows that overlap. 0 stands for L/4, or for half of each window of hf_strided.
+      batch_tokens: tokens per call of the model.
+      executor: the executor of attention, see `posx.attend`.
+      precision: of products of float32 numbers. With "highest" a perplexity does not depend on the kind of device.
     """
 
     lengths: tuple[int, ...] = (64, 128, 256, 512, 1024)

@@ -1,8 +1,8 @@
 """95 % intervals over text, from stored sums over short blocks of it.
 
 The losses of neighbouring blocks are alike, over distances that differ from text to text. So blocks are not taken as
-independent: the variance of a mean is read off the slow part of the very series that is judged (of a ratio, the
-difference), however long its correlations are. The interval is None if the text is too short to tell.
+independent. The variance of a mean is read off the slow part of the series that is judged, however long its
+correlations are. For a ratio, that is the series of differences. The interval is None if the text is too short to tell.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from posx.errors import ConfigError
 
 #: Targets in a block of the stored sums, the same everywhere, so that any two rows of the same targets can be paired.
 BLOCK_LEN = 256
-#: The slowest cosines of the series, whose mean square is its long-run variance: few, for correlations may be long.
+#: The number of slowest cosines of the series, whose mean square is its long-run variance. It is small because
+#: correlations may be long.
 COSINES = 8
 #: The 97.5 % point of Student's t with as many degrees of freedom as there are cosines.
 T_QUANTILE = 2.306004
@@ -34,7 +35,12 @@ _Row = Mapping[str, Any]
 
 
 class Ratio(NamedTuple):
-    """A perplexity ratio and the ends of its 95 % interval over text, which are None if there is too little text."""
+    """A perplexity ratio and its 95 % interval over text.
+
+    Attributes:
+      value: the ratio.
+      low, high: the ends of the interval, None if there is too little text.
+    """
 
     value: float
     low: float | None
@@ -48,9 +54,9 @@ def half_width(sums: Any, counts: Any) -> float | None:
     block that repeats the block before it is taken out first and put back at the end. So long correlations bias
     nothing.
 
-    Source: Lazarus, Lewis, Stock and Watson 2018 (HAR inference, J. Business & Economic Statistics 36: cosines with
-    Student's t), Andrews and Monahan 1992 (prewhitening, Econometrica 60), Marriott and Pope 1954 (the bias of the
-    lag-1 correlation, Biometrika 41). experiments/intervals measures how often it covers.
+    Source: Lazarus, Lewis, Stock and Watson 2018, J. Business & Economic Statistics 36, for cosines with Student's t.
+    Andrews and Monahan 1992, Econometrica 60, for prewhitening. Marriott and Pope 1954, Biometrika 41, for the bias of
+    the lag-1 correlation. experiments/intervals measures how often the interval covers the true value.
     """
     counts = np.asarray(counts, np.float64)
     if no_interval(sums, counts):
@@ -79,8 +85,8 @@ def no_interval(sums: Any, counts: Any) -> str:
 def few_places(*rows: _Row) -> str:
     """Return that the targets of rows lie at too few places of their text for an interval, "" if they do not.
 
-    The whole text is never too few places: no other targets could be chosen. One row may tell that the targets, which
-    are those of all rows, are the whole text.
+    The whole text is never too few places, as no other targets could be chosen. All rows have the same targets, so one
+    row is enough to know that they are the whole text.
     """
     found = list(map(_few_places, rows))
     return found[0] if all(found) else ""

@@ -1,6 +1,6 @@
 """The laboratory: all that trains, stores, schedules, draws, imports models and talks to a person.
 
-It stands on the library, which knows nothing of it: `tests/test_architecture.py` holds that.
+It imports the library. The library imports nothing of it, as `tests/test_architecture.py` checks.
 """
 
 from posx.lazy import modules_of

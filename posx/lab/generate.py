@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """The settings of sampling. `temperature` 0 takes the most likely token, `top_k` 0 samples from all tokens.
+    """The settings of sampling. Negative, infinite and NaN values raise ConfigError.
 
-    `vocab_size` leaves out ids from it on, which a model may have rows for and its tokenizer not; 0 leaves out none.
-    A temperature below 1.2e-38 counts as 0, because float32 cannot divide by it. Negative, infinite and NaN values
-    raise ConfigError.
+    Attributes:
+      temperature: divides the logits. 0 takes the most likely token, and so does a value below 1.2e-38, because float32
+        cannot divide by it.
+      top_k: samples from the k most likely tokens, 0 from all.
+      vocab_size: leaves out ids from it on, for which a model may have rows and its tokenizer no token; 0 leaves out
+        none.
     """
 
     temperature: float = 1.0

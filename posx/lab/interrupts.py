@@ -2,8 +2,8 @@
 
 Python runs a signal's handler wherever the main thread happens to be. While a library is being loaded nothing can be
 raised, as native code that is left half-way crashes. An exception inside a destructor or a callback of garbage
-collection (JAX has both) would be printed and dropped, and a long run would go on. In both cases it is raised a moment
-later. If that is impossible, the signal is remembered and loops ask for it.
+collection (JAX has both) would be printed and dropped. A long run would then continue. In both cases the exception is
+raised a moment later. If that is impossible, the signal is remembered and loops ask for it.
 
 Both leave a run the time to save its last step; a second Ctrl-C ends it at once.
 """
@@ -115,7 +115,7 @@ def _is_loading(frame: FrameType | None) -> bool:
 
 
 def check() -> None:
-    """Raise KeyboardInterrupt after a Ctrl-C, Terminated after a SIGTERM, but nothing within `saved_first`."""
+    """Raise KeyboardInterrupt after a Ctrl-C and Terminated after a SIGTERM, except within `saved_first`."""
     for error in (KeyboardInterrupt, Terminated):
         if error in _received and not _saves:
             raise error
@@ -133,7 +133,7 @@ def terminated() -> bool:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Raise a first signal only at the end of the block: a save has threads of its own, which would be torn down."""
+    """Raise a first signal only at the end of the block. A save has threads, which an exception would tear down."""
     global _waits
     _waits = True
     try:

@@ -112,7 +112,7 @@ class Harness:
         return self._tokenizer.begin if self._prefix is None else self._prefix
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Return the ids of a text as HFLM of the harness does, which encodes as transformers.
+        """Return the ids of a text as the harness's HFLM does, which encodes like transformers.
 
         A text that begins with the text of the prefix token gets no second one.
         """
@@ -123,7 +123,7 @@ class Harness:
         return [self._tokenizer.begin, *ids] if add and self.add_bos_token and not self._tokenizer.template else ids
 
     def _loglikelihood_tokens(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
-        """Return for (key, context, rest) the log-probability of the rest, and whether greedy decoding writes it."""
+        """Return, per (key, context, rest), the log-probability of the rest and whether greedy decoding produces it."""
         requests = [(key, context or [self.prefix_token_id], rest) for key, context, rest in requests]
         rows = [np.array((context + rest)[-self.max_length - 1 :], np.int32) for _, context, rest in requests]
         self._say_cut([len(context) + len(rest) - self.max_length - 1 for _, context, rest in requests])
@@ -144,7 +144,7 @@ class Harness:
         return [answers[n] for n in range(len(requests))]
 
     def _say_cut(self, beyond: Sequence[int]) -> None:
-        """Say how many of the requests lose the start of their context, if they are so many tokens too long."""
+        """Say how many requests lose the start of their context. `beyond` has the tokens by which each is too long."""
         if cut := [count for count in beyond if count > 0]:
             say(
                 f"notice: max_length={self.max_length}: {len(cut):,} of {counted(len(beyond), 'context')} do not fit. "

@@ -46,7 +46,7 @@ def position_arrays(encoding: Encoding, dims: Dims, rngs: nnx.Rngs) -> dict[str,
 
 
 class Component(nnx.Module):
-    """A part of the decoder, with products and norms by name, each with a bias where the settings have one."""
+    """A part of the decoder, with products and norms by name, each with a bias if the settings ask for one."""
 
     config: ModelConfig
 
@@ -124,7 +124,7 @@ class Mlp(Component):
         self.add_product("down", rngs, (f, m), f**-0.5 / math.sqrt(2 * config.num_layers))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Return [n, m] of x [n, m]. The hidden activations, the widest arrays of a layer, are kept in `dtype`."""
+        """Map x [n, m] to [n, m]. The hidden activations, the widest arrays of a layer, are kept in `dtype`."""
 
         def hidden(name: str) -> jax.Array:
             return at_least_float32(self.product(name, x).astype(self.config.dtype))
@@ -170,7 +170,7 @@ def shared_name(n: int) -> str:
 
 
 class Decoder(Component):
-    """Token embeddings, the layers and the final norm; `logits` of what they give."""
+    """Token embeddings, the layers and the final norm. `logits` maps their result to logits."""
 
     def __init__(self, model: Model, rngs: nnx.Rngs):
         config, dims = model.config, model.dims

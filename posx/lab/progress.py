@@ -12,7 +12,7 @@ from posx import notices
 from posx.notices import say
 
 LINE_SECONDS = 10.0
-#: The part of the whole work that an expected pace counts for, beside the pace of the work that is finished.
+#: The weight of the expected pace, as a part of the whole work, beside the pace of the finished work.
 PRIOR = 0.05
 DAY, YEAR = 86400, 365.25 * 86400  # seconds
 
@@ -93,7 +93,7 @@ class Meter:
             self.bar.stop()
 
     def waiting(self, what: str, seconds: float | None = None) -> None:
-        """Show that `what`, such as compiling, goes on until the next report and cannot be counted in parts.
+        """Show that `what`, such as compiling, lasts until the next report and cannot be counted in parts.
 
         It is shown with its time so far, and with the rest of the `seconds` that it usually takes. Its time does not
         count for the time left.
@@ -102,7 +102,7 @@ class Meter:
         self.wait = what, now, now + (seconds or 0)
 
     def update(self, done: float, facts: str) -> None:
-        """Report that `done` of the total are finished. The same number again is no progress: only `facts` change."""
+        """Report that `done` of the total are finished. If the number is the same as before, only `facts` change."""
         now = time.monotonic()
         if self.wait:  # neither the work done meanwhile nor its time counts
             waited, self.wait = now - self.wait[1], None

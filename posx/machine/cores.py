@@ -18,8 +18,8 @@ def usable_cores() -> tuple[int, ...]:
     """Return the cores this process may keep busy, each by the number of one of its hardware threads, in order.
 
     There is one for each physical core in the process's affinity. There are no more than the processor time that its
-    control group pays for, rounded up. The first answer stays, whatever `let_go` allows later: JAX has its devices by
-    then.
+    control group pays for, rounded up. The first answer stays, whatever `let_go` allows later, because JAX has made its
+    devices for it.
     """
     threads = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     cores: dict[str, int] = {}
@@ -63,7 +63,7 @@ def on_cores(cores: Sequence[int]) -> Iterator[None]:
 
 
 def let_go(process: int, cores: Sequence[int]) -> None:
-    """Spread a process that is bound to few cores over these cores, with the threads that it has by now."""
+    """Spread a process that is bound to few cores over these cores, with all its present threads."""
     with contextlib.suppress(OSError):  # it has ended, or the system has no such folder and binds no threads
         for thread in os.listdir(f"/proc/{process}/task"):
             with contextlib.suppress(OSError):
@@ -73,7 +73,7 @@ def let_go(process: int, cores: Sequence[int]) -> None:
 def usable_memory() -> float:
     """Return the bytes that this process and its children may take: of the machine, or of the tightest control group.
 
-    Memory that others use at the moment is not subtracted. The result is infinite if the system tells nothing.
+    Memory that others use at the moment is not subtracted. The result is infinite if the system gives no number.
     """
     names = ("memory.max", "memory.limit_in_bytes")
     told = [_read(folder / name) for folder in _groups("memory") for name in names]

@@ -39,8 +39,8 @@ PATIENCE = {
 def use_every_core(least: int = 1) -> None:
     """Make every usable core a JAX device, if JAX has not made its devices yet. Every command of posx does so.
 
-    least: the number of devices to make if there are fewer cores, for a run that began on as many. A number that the
-    user has set by JAX_NUM_CPU_DEVICES, `jax.config` or XLA_FLAGS stays. Accelerators are not changed.
+    least: the number of devices to make if there are fewer cores, for a run that began on this number. A number that
+    the user has set by JAX_NUM_CPU_DEVICES, `jax.config` or XLA_FLAGS stays. Accelerators are not changed.
     """
     cores = len(usable_cores())  # asked now: a sweep may let this process go to others later
     if jax_has_started() or "--xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
@@ -70,7 +70,7 @@ def devices_for(rows: int, flops: float, copy: float = 0.0) -> int:
 def mesh(num_devices: int | None = None, model: int = 0) -> Mesh:
     """Return a mesh of the first `num_devices` devices, or of all, along the axis `DATA`.
 
-    If `model` is given, the mesh has a second axis `MODEL` of so many devices.
+    If `model` is given, the mesh has a second axis `MODEL` of `model` devices.
     """
     devices = jax.devices()[:num_devices]
     shape, names = ((len(devices) // model, model), (DATA, MODEL)) if model else ((len(devices),), (DATA,))

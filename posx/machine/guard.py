@@ -1,11 +1,11 @@
-"""JAX as posx has it: its options and devices, and guards against a fault that makes sums after products wrong.
+"""The options and devices that posx gives JAX, and guards against a fault that makes sums after products wrong.
 
 From jaxlib 0.10.2 on XLA's CPU compiler passes sums and maxima, with the products just before them, to YNNPACK as one
-kernel. If the right operand of such a product is constant along the product's output axis (a constant, one number per
-token, keys that are all equal), the kernel reads memory that is not its own: 1e33 or NaN instead of 64, without a
-message. On jaxlib 0.10.2 and 0.12.0.1, 137 of 1,324 random programs of products, broadcasts, element-wise maps and
-reductions were wrong, all with this pattern. With reductions kept out of these kernels 169 fixed programs, 32 of them
-wrong before, and the first 169 random ones were right.
+kernel. The kernel fails if the right operand of the product is constant along the product's output axis. Examples are a
+constant, one number per token, and keys that are all equal. It then reads memory that is not its own. The result is
+1e33 or NaN instead of 64, without a message. On jaxlib 0.10.2 and 0.12.0.1, 137 of 1,324 random programs of products,
+broadcasts, element-wise maps and reductions were wrong, all with this pattern. With reductions kept out of these
+kernels 169 fixed programs, 32 of them wrong before, and the first 169 random ones were right.
 
 There are two guards:
 
@@ -64,8 +64,10 @@ RECORDED = (
 class Guard(NamedTuple):
     """The state of this process.
 
-    open: the fault can strike outside of posx's own products. flag_set: no reductions are in these kernels, so that
-    `barrier` is not needed.
+    Attributes:
+      open: the fault can strike outside of posx's own products.
+      text: how the fault is kept out, or why it is not.
+      flag_set: no reductions are in the kernels, so that `barrier` is not needed.
     """
 
     open: bool
@@ -260,7 +262,7 @@ def no_device(reason: str) -> ConfigError:
 def on_cpus() -> bool:
     """Return whether JAX computes on CPUs here: as JAX_PLATFORMS says, else as a process of its own finds.
 
-    JAX is not started in this process, where it would take an accelerator away from others. Raises ConfigError if it
+    JAX is not started in this process, because it would take an accelerator away from others. Raises ConfigError if it
     finds no device.
     """
     platforms = os.environ.get("JAX_PLATFORMS", "")

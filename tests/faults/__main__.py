@@ -6,7 +6,7 @@
     python -m tests.faults --only=45 --kills=100
 
 Checked for every process: the exit code, that the reason is one line which says what was wrong, and that no traceback
-reaches the user. If a run can go on, it must end in the same bits as one that was left alone. `--seed` decides at which
+reaches the user. If a run can resume, it must end in the same bits as an undisturbed run. `--seed` decides at which
 moments signals come and which bytes are damaged. It is printed, so that a finding can be repeated.
 
 Prints a Markdown table: the fault, how it was provoked, the expected answer, the answer. A fault that this machine

@@ -115,7 +115,7 @@ def kills(scene: Scene) -> str:
 
 
 def killed_until_done(scene: Scene, workdir: Path, most: int) -> int:
-    """Kill a run again and again, at most so often, until it ends; return how often.
+    """Kill a run again and again until it ends, at most `most` times; return how often.
 
     The moment may be in the start, a step, a save or the evaluation. The run must end in the bits and with the rows of
     one that was left alone, and lose no row on the way.

@@ -115,7 +115,7 @@ not_provoked(77, "a shared file system that is late or has no locks", "needs one
 
 
 def many(scene: Scene, number: int) -> Path:
-    """Make a sweep's folder of so many finished runs: copies of one with other seeds."""
+    """Make a sweep's folder of `number` finished runs: copies of one with other seeds."""
     folder = scene.folder / "many"
     folder.mkdir(exist_ok=True)
     for n in range(number):

@@ -1,4 +1,4 @@
-"""The faults, and what came of provoking them."""
+"""The faults, and the outcomes of provoking them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def limited(kind: int, most: int) -> Callable[[], None]:
 
 
 def provoked(fault: Fault, scene: Scene) -> Outcome:
-    """Return what came of it. Nothing raises: a campaign goes on to its end."""
+    """Return the outcome of a fault. Nothing is raised, so that a campaign runs to its end."""
     got, unmet = None if fault.provoke else "not provoked", ""
     try:
         if fault.provoke:

@@ -106,7 +106,7 @@ def suspended(scene: Scene) -> None:
 
 
 def together(scene: Scene) -> tuple[list[str], dict[str, str]]:
-    """Return the words of a run over two processes with a device each, but their numbers, and their environment."""
+    """Return the words of a run over two processes with a device each, without their numbers, and the environment."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -155,10 +155,10 @@ def facts() -> Iterator[tuple[str, str]]:
 
 
 def checks() -> Iterator[tuple[str, Check]]:
-    """Yield (name, check) in the order of what they tell.
+    """Yield (name, check), the most telling check first.
 
-    They are sums after products, the precision of products, on an NVIDIA GPU both kernels in 16 bits, and the encodings
-    of `tried`, in full float32.
+    First come sums after products, then the precision of products. On an NVIDIA GPU both kernels in 16 bits follow. The
+    encodings of `tried` in full float32 are last.
     """
     for name, run, wanted in _known_faults():
         yield name, functools.partial(_sum, run, wanted)

@@ -1,4 +1,4 @@
-"""`posx compare` and `posx report`: several runs beside each other, out of stored rows."""
+"""`posx compare` and `posx report`: comparisons of runs from their stored rows."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def run_compare(values: dict[str, Any], _: None) -> None:
 
 
 def _notes(folders: Sequence[Path], stored: Sequence[Row], protocols: Collection[str]) -> list[str]:
-    """Return lines on rows and runs that no verdict is about, and on runs that were measured in unlike ways."""
+    """Return lines on rows and runs without a verdict, and on runs that were measured in different ways."""
     missing: dict[str, str] = {}
     for folder in folders:
         missing |= unfinished(folder, diverged_rows(folder))

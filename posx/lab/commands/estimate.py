@@ -31,7 +31,14 @@ _HEAD = ("run", "protocol", "length", "targets", "windows", "documents", "FLOP",
 
 
 class _Row(NamedTuple):
-    """A row that is asked of a run. cost: of its pass over the text, None if it needs none, as `state` says."""
+    """A row that is asked of a run.
+
+    Attributes:
+      asked: the row.
+      num_documents: documents of the held-out text.
+      cost: of its pass over the text, None if it needs none.
+      state: the state of the row, as the column "is" shows it.
+    """
 
     asked: Asked
     num_documents: int

@@ -45,9 +45,14 @@ Measured = Mapping[RunFolder, Sequence[dict[str, Any]]]
 
 
 class Request(NamedTuple):
-    """A stored run, and its settings with the requested ones.
+    """A stored run with the settings of its evaluation.
 
-    text: the settings of its text that are replaced. parent: the run whose weights it has under another encoding.
+    Attributes:
+      folder: of the run.
+      run: its stored settings.
+      asked: its settings with the requested ones.
+      text: the settings of its text that the request replaces.
+      parent: the run whose weights it has under another encoding, if any.
     """
 
     folder: RunFolder
@@ -63,7 +68,7 @@ def run_evaluate(values: dict[str, Any], _: None) -> Callable[[], None]:
     workdir = unpacked(work_folder(values))
     requests, failed = _requests(values, workdir)
     if (values["encoding"] or values["masks"]) and RunFolder(workdir).config_file.exists():
-        workdir = workdir.parent  # where the runs under other encodings are
+        workdir = workdir.parent  # the folder of the runs under other encodings
     for line in by_reason(failed.items()):
         say(line)
     if not values["stop_with_stdin"]:  # else the process that started this one has said it

@@ -1,14 +1,14 @@
 """Text in, batches out, in four steps, one file each.
 
-    text  -> documents   `corpus`: local files and Hugging Face data sets (`texts`, `readers`); every fault of the
-                         input is a one-line `DataError`
-          -> tokens      `tokenizers`: bytes, byte-level BPE trained here, or any tokenizer.json
-          -> token file  `store`: one memory-mapped file a split, keyed by the content of the text, never by its date
-          -> windows     `batches`: a pure function of (data digest, seed, step, batch size, length)
+    text  -> documents   `corpus`: local files and Hugging Face data sets (`texts`, `readers`).
+          -> tokens      `tokenizers`: bytes, byte-level BPE trained here, or any tokenizer.json.
+          -> token file  `store`: one memory-mapped file a split, keyed by the content of the text, never by its date.
+          -> windows     `batches`: a pure function of (data digest, seed, step, batch size, length).
 
-A document is text, a chat (`chat`), or token ids that are kept (`ids`); `encoded` makes tokens of each.
-`prepare(DataConfig(...))` runs the first three once and opens their result afterwards; `batch(...)` does the fourth.
-Importing this package loads neither `datasets` nor `tokenizers`; they are imported when first needed.
+Every fault of the input is a one-line `DataError`. A document is text, a chat (`chat`), or token ids (`ids`). `encoded`
+returns the tokens of each. `prepare(DataConfig(...))` runs the first three steps once, and opens their result
+afterwards. `batch(...)` does the fourth. Importing this package loads neither `datasets` nor `tokenizers`; they are
+imported when first needed.
 """
 
 from posx.lab.config.data import DataConfig, check_config

@@ -1,8 +1,9 @@
 """Batches as a pure function of (data digest, seed, step, batch size, length): resuming needs no iterator state.
 
-An epoch cuts the token stream into windows of `length` tokens (plus one, so that targets are inputs shifted by one),
-starting at an offset of its own. It visits every window once, in an order given by a keyed permutation of
-[0, windows). The permutation is a small Feistel network, so one batch costs O(batch size) whatever the corpus size.
+An epoch divides the token stream into windows of `length` + 1 tokens, so that targets are inputs shifted by one. The
+windows start at an offset of the epoch's own. An epoch visits every window once, in an order given by a keyed
+permutation of [0, windows). The permutation is a small Feistel network, so one batch costs O(batch size) whatever the
+corpus size.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ def num_windows(num_tokens: int, length: int) -> int:
     """Return the number of windows of `length` + 1 tokens in an epoch at any offset; 0 if the stream is too short.
 
     The last fraction of a window is given up so that every epoch has the same number. Consecutive windows share one
-    token (the last target of one is the first input of the next), so no target is seen twice in an epoch.
+    token: the last target of a window is the first input of the next. So no target is seen twice in an epoch.
     """
     return max(1, (num_tokens - length) // length) if num_tokens > length else 0
 

@@ -16,10 +16,15 @@ _OTHER_FORMS = ("tool_calls", "function_call")
 
 
 class Template(NamedTuple):
-    """The form of one message: `turn` with {role} and {content}. roles: {role: its name in the text}.
+    """The form of one message of a chat.
 
-    markers: the parts of `turn` that are special tokens. strips: whether white space around a content is dropped.
     The token that begins a text is no part of a template, because posx puts it before a text itself.
+
+    Attributes:
+      turn: a message, with {role} and {content}.
+      markers: the parts of `turn` that are special tokens.
+      roles: {role: its name in the text}.
+      strips: white space around a content is dropped.
     """
 
     turn: str

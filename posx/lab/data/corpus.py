@@ -50,9 +50,12 @@ _HEADING = re.compile(r" ?= [^=\s](?:.*[^=\s])? = ?")
 
 @dataclass(frozen=True)
 class Source:
-    """The text before it is loaded; `digest` identifies its content.
+    """The text before it is loaded.
 
-    Without `validation`, `train` is split by hash. Without `train`, all text is held out, and nothing is trained.
+    Attributes:
+      digest: identifies the content.
+      train: None if all text is held out. Nothing is then trained.
+      validation: None if `train` is split by hash.
     """
 
     digest: str
@@ -125,8 +128,8 @@ def load(
 ) -> tuple[list[Document], list[Document]]:
     """Return the normalised documents to train on, and those that are held out.
 
-    With a tuning fraction, the tuning documents are the validation text. The source's own is then not read or, if it is
-    split off by hash, not used.
+    With a tuning fraction, the tuning documents are the validation text. The validation text of the source is then not
+    read or, if it is split off by hash, not used.
 
     Args:
       source: the text.

@@ -59,7 +59,7 @@ class TextDecoder:
         return text
 
     def _refuse(self, path: Path, raw: bytes, encoding: str, at: int | None) -> None:
-        """Keep the reason why a file cannot be decoded. at: the offset of the first wrong byte, None for a NUL."""
+        """Keep the reason why a file cannot be decoded. `at` is the offset of the first wrong byte, None for a NUL."""
         guess = _wide_encoding(raw) if b"\0" in raw or at is None else ""
         if guess:
             reason = f"looks like {guess} without a byte-order mark"

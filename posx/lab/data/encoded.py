@@ -1,7 +1,7 @@
 """Documents as token ids, and the bytes of text behind each id.
 
-A chat is encoded part by part: the markers of its template are special tokens where the tokenizer has them. Token ids
-are kept as they are.
+A chat is encoded part by part: the markers of its template are special tokens if the tokenizer has them. Token ids are
+kept as they are.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,8 +27,8 @@ def encoded(documents: Sequence[Document], tokenizer: Tokenizer) -> Iterator[np.
 def text_bytes(documents: Sequence[Document], tokenizer: Tokenizer) -> np.ndarray | None:
     """Return the bytes of text behind each token of all documents and their separators, int64 [n].
 
-    A separator gets the text that the tokenizer drops before it. The text of token ids is known if it gives these ids
-    again. None if the tokenizer cannot tell.
+    A separator gets the text that the tokenizer drops before it. The text of token ids is known if the tokenizer
+    encodes that text to the same ids. The result is None if the tokenizer cannot tell.
     """
     found: list[np.ndarray] = []
     markers = {number: len(utf8(marker)) for marker, number in tokenizer.special.items()}

@@ -23,8 +23,11 @@ _HEADER = 256
 class Ids:
     """Token ids as a file or the rows of a table hold them.
 
-    values: [n], of any integer type. ends: [rows] the end of each row in them. where: the file. row: what a row is
-    called, with the number of the first one; "" for a file of one row.
+    Attributes:
+      values: [n], of any integer type.
+      ends: [rows], the end of each row in `values`.
+      where: the file.
+      row: the word for a row and the number of the first one; "" for a file of one row.
     """
 
     values: np.ndarray
@@ -40,7 +43,7 @@ class Ids:
         return f"{self.where}{f' {name} {first + nth}' if name else ''}, position {position - start}"
 
     def documents(self, tokenizer: Tokenizer) -> list[np.ndarray]:
-        """Return the documents [k] as views: rows, cut at each `eos`, which is left out. None is empty.
+        """Return the documents [k] as views: rows, split at each `eos`, which is left out. No document is empty.
 
         Raises DataError with the place of an id that is negative, or not one of the tokenizer's.
         """
@@ -76,7 +79,7 @@ def pieces(values: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def need_tokenizer(what: str, config: DataConfig) -> DataError:
-    """Return the error of token ids without the tokenizer that made them. what: "FILE holds token ids"."""
+    """Return the error of token ids without the tokenizer that made them. `what` is "FILE holds token ids"."""
     return DataError(
         f"{what}, but data.tokenizer={config.tokenizer} reads text. Name the tokenizer that made "
         "them: --config.data.tokenizer=path/to/tokenizer.json. Without one, give the number of ids: "

@@ -1,9 +1,9 @@
-"""Reasons to doubt results on the held-out text, first of all the text that also stands in the training text.
+"""Reasons to doubt results on the held-out text. The first is text that is also in the training text.
 
-The held-out text is sampled: passages of PASSAGE bytes, chosen by their first 8 bytes, so that equal passages are
-chosen on both sides wherever they stand. Documents of SHORTEST to PASSAGE bytes are one passage each. Text is compared
-in lower case without white space, so that another indentation, wrapping or trailing blank hides nothing. Token ids are
-compared as numbers of 4 bytes.
+The held-out text is sampled in passages of PASSAGE bytes. Their first 8 bytes decide which passages are sampled, so
+that equal passages are sampled in both texts at any place. Documents of SHORTEST to PASSAGE bytes are one passage each.
+Text is compared in lower case without white space, so that another indentation, wrapping or trailing blank hides
+nothing. Token ids are compared as numbers of 4 bytes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,11 +15,11 @@ from posx.lab.data.ids import pieces
 from posx.lab.data.tokenizers import IdTokenizer, Tokenizer, utf8
 from posx.lab.progress import counted
 
-#: Bytes of a passage, white space not counted. Shorter ones are alike in any two texts of a kind: of Python's library
-#: 3.5 % of the passages of 32 bytes stand in other modules too, and 0.6 % of those of 128.
+#: Bytes of a passage, white space not counted. Any two texts of a kind share shorter passages. In Python's library
+#: 3.5 % of the passages of 32 bytes are in other modules too, and 0.6 % of those of 128.
 PASSAGE, SHORTEST = 128, 32
 LITTLE_TEXT = 1 << 16  # bytes of held-out text below which a warning says so
-MOST_OVERLAP = 0.02  # of the held-out text; the default text, Python's own library, has 0.006
+MOST_OVERLAP = 0.02  # a share of the held-out text; the default text, Python's own library, has 0.006
 _CHUNK = 4 << 20  # characters that are handled at a time
 _ID_BYTES = 4  # of an id, about as many as of the text behind it
 _BLOCK = 1 << 18  # hashes that are computed at a time, so that they stay in the processor's cache
@@ -70,7 +70,7 @@ def _why_no_bytes(tokenizer: Tokenizer, is_ids: bool) -> str:
 
 
 def overlap(train: Sequence[Document], held_out: Sequence[Document]) -> float:
-    """Return the share of the held-out text, in bytes, that also stands in the training text, from 0 to 1."""
+    """Return the share of the held-out text, in bytes, that is also in the training text, from 0 to 1."""
     train, held_out = _in_pieces(train), _in_pieces(held_out)
     size = sum(map(len, held_out))
     bits = max(2, (size >> 15).bit_length())  # one passage in 2^bits is compared: some ten thousand of a long text

@@ -1,8 +1,8 @@
-"""Token files: written once for a given content of text and settings, memory-mapped and verified ever after.
+"""Token files: written once for each content of text and settings, then memory-mapped and verified.
 
-A folder <cache>/tokens/<key> holds the tokens and the documents' offsets of each split. It holds the bytes of text
-behind each token of the held-out split, and the tokenizer if it was trained here. A header with the digest of each
-file is written last: a folder without a valid header counts as empty.
+A folder <cache>/tokens/<key> holds the tokens and the documents' offsets of each split. It also holds the bytes of text
+behind each token of the held-out split, and the tokenizer if posx trained it. A header with the digest of each file is
+written last: a folder without a valid header counts as empty.
 """
 
 import functools
@@ -47,7 +47,7 @@ class TokenStore:
     num_bytes: int | None  # of the documents' UTF-8 text, separators not counted; None if token ids are not decoded
     digest: str  # sha256 (hex) of the token file
     offsets: np.ndarray  # int64 [num_documents + 1]: the start of each document, in tokens, and the end
-    token_bytes: np.ndarray | None  # [tokens] UTF-8 bytes behind each; of held-out text, if the tokenizer tells
+    token_bytes: np.ndarray | None  # [tokens] UTF-8 bytes behind each token of held-out text, None if not known
 
     @property
     def num_documents(self) -> int:
@@ -56,9 +56,15 @@ class TokenStore:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Both splits and their tokenizer. Without training text, `train` is empty.
+    """Both splits and their tokenizer.
 
-    `digest` identifies both splits and the tokenizer by content, `held_out_digest` only what is scored.
+    Attributes:
+      train: empty without training text.
+      validation: the held-out split.
+      tokenizer: of both splits.
+      digest: identifies both splits and the tokenizer by content.
+      source: a description of the text.
+      warnings: reasons to doubt results on this text, also logged at each start.
     """
 
     train: TokenStore
@@ -66,7 +72,7 @@ class Dataset:
     tokenizer: Tokenizer
     digest: str
     source: str
-    warnings: tuple[str, ...]  # reasons to doubt results on this text; also logged at each start
+    warnings: tuple[str, ...]
 
     @property
     def held_out_digest(self) -> str:
@@ -182,7 +188,7 @@ def _temporary() -> Path:
 
 
 def _key(config: DataConfig, source: Source, tokenizer: Tokenizer | None) -> str:
-    """Hash all that decides the tokens: no places, names of caches or dates."""
+    """Hash all that decides the tokens, and no places, names of caches or dates."""
     places = ("source", "subset", "train_split", "validation_split", "validation")  # `source.digest` stands for them
     settings = {name: value for name, value in config.named().items() if name not in places}
     settings |= {"version": PIPELINE_VERSION, "text": source.digest, "tokenizer": tokenizer and tokenizer.digest}

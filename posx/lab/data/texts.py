@@ -31,7 +31,14 @@ PROBE_SECONDS = 1.5
 
 @dataclass(frozen=True)
 class Files:
-    """Files of one split: `paths` below `root`, their name in messages, and a notice about files left out."""
+    """The files of one split.
+
+    Attributes:
+      root: the folder that holds them.
+      paths: of the files, below `root`.
+      description: their name in messages.
+      left_out: a notice about files that are left out, "" without any.
+    """
 
     root: Path
     paths: tuple[Path, ...]

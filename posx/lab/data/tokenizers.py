@@ -1,11 +1,16 @@
 """Tokenizers: bytes, byte-level BPE trained here, any tokenizer.json, or ids alone.
 
-All classes have one interface: `name`, `vocab_size` (ids lie below it), `num_ids` (a text that was tokenised elsewhere
-has ids below it), `special` ({text: id} of the special tokens), `text` (of the file that `save` writes), `digest`,
-`encode`, `encode_batch`, `encode_whole`, `token_bytes`, `decode`, `shown` and `inner`. `inner` is the tokenizer of text
-after a special token. `digest` is the sha256 of `text` in hex, of an imported model that of its tokenizer.json, `begin`
-and `eos`. Text inside a document that looks like a special token stays text. Text with a lone surrogate, which has no
-UTF-8 form, is a DataError. Some ids have a meaning:
+All classes have one interface:
+
+* `name`, `encode`, `encode_batch`, `encode_whole`, `token_bytes`, `decode` and `shown`.
+* `vocab_size`: ids are below it. `num_ids`: ids of a text that was tokenised elsewhere are below it.
+* `special` holds {text: id} of the special tokens.
+* `text` is the text of the file that `save` writes.
+* `digest` is the sha256 of `text` in hex. For an imported model it is that of its tokenizer.json, `begin` and `eos`.
+* `inner` is the tokenizer of text after a special token.
+
+Text inside a document that looks like a special token stays text. Text with a lone surrogate, which has no UTF-8 form,
+is a DataError. Some ids have a meaning:
 
 * `eos` is the one separator. It is only added as an id, after each document.
 * `begin` is the first token of a prompt or a scored text.
@@ -31,7 +36,7 @@ from posx.lab.files.lines import parsed
 
 EOS = "<|endoftext|>"
 _EOS_NAMES = (EOS, "</s>", "<|end_of_text|>", "<eos>", "<EOS>", "<|eos|>", "[EOS]", "[SEP]")
-#: A model has a row for every id. If there are so many times more ids than tokens, something is wrong.
+#: A model has a row for every id. More ids than this many times the number of tokens are an error.
 SPARSE = 8
 _IDS_TYPE = "posx-ids"
 #: The key in a stored tokenizer.json under which posx keeps the ids of an imported model.
@@ -356,12 +361,12 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 
 def with_model(text: str, ids: Mapping[str, Any]) -> str:
-    """Return the text of a tokenizer.json with the ids of a model, which a `BpeTokenizer` of that text has as its own.
+    """Return the text of a tokenizer.json with the ids of a model. A `BpeTokenizer` of that text uses these ids.
 
     Args:
       text: a tokenizer.json.
-      ids: "begin" (an id or None), "ends" (ids, the first of which is `eos`), and as the model's files have them
-        "config" ({"bos_token_id": ..., "eos_token_id": ...}, each if it is there) and "generation_config" (or None).
+      ids: "begin" (an id or None) and "ends" (ids, the first of which is `eos`). "config" holds the "bos_token_id" and
+        "eos_token_id" of the model's file, each if it is there. "generation_config" is as in that file, or None.
     """
     return json.dumps({**parsed(text), _OF_MODEL: dict(ids)}, ensure_ascii=False)
 
@@ -390,8 +395,9 @@ def _bytes_of(offsets: Sequence[tuple[int, int]], text: str) -> np.ndarray | Non
     """Return the UTF-8 bytes of `text` behind each token, from the tokens' spans in characters.
 
     A token ends with its span, and starts at the end of the tokens before it. Tokens that end at the same place share
-    their bytes evenly: those of a character in byte fallback, or a prefix that is not in the text and the character
-    after it. None if the spans run backwards or leave out letters at the end: then they are not places in `text`.
+    their bytes evenly. Byte fallback gives such tokens, and so does a prefix that is not in the text, with the
+    character after it. The result is None if the spans run backwards or leave out letters at the end, as they are then
+    not places in `text`.
     """
     ends = np.array([end for _, end in offsets], np.int64)
     last = int(ends[-1]) if len(ends) else 0

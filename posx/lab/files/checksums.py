@@ -1,7 +1,7 @@
 """Checksums of stored objects and files, and the places that damaged files are moved to.
 
 An object of JSON carries the checksum of its other fields, whatever their order and the spaces between them. A file
-that was cut, edited or changed by the disk is not used and not deleted: it becomes `NAME.damaged-DATE` in its folder.
+that was cut, edited or changed by the disk is neither used nor deleted. It is renamed to `NAME.damaged-DATE`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ ACQUIRE_SECONDS, PROBE_SECONDS = 1.0, 0.2
 
 
 def holder(path: Path) -> str:
-    """Return a description of the process that holds `path`, empty if none does, as far as this machine is told."""
+    """Return a description of the process that holds `path`, empty if this machine sees none."""
     from filelock import FileLock, Timeout
 
     if not path.exists():

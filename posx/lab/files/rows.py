@@ -50,7 +50,7 @@ def problem_of_log(row: Mapping[str, Any]) -> str:
 
 
 def checked(path: Path, problem: Callable[[Row], str] = problem_of, run: str = "") -> list[tuple[int, Row, str]]:
-    """Return (number of the line, row, its problem) of the lines of a file, of which a whole row has the problem "".
+    """Return (number of the line, row, its problem) of each line of a file. A whole row has the problem "".
 
     Args:
       path: a file of JSON lines. A missing one has no lines.
@@ -147,7 +147,7 @@ def _perplexity(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _bits(row: Mapping[str, Any]) -> Iterator[str]:
-    """Compare `bpb` with `nll`. Separators are targets that it leaves out: it is then at most the loss of all."""
+    """Compare `bpb` with `nll`. As `bpb` leaves out separators, it is at most the loss of all targets."""
     bpb, size, targets = row.get("bpb"), row.get("num_bytes"), row.get("num_targets")
     if bpb is None or not targets or "num_bytes" not in row:
         return

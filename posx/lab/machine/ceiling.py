@@ -52,7 +52,7 @@ def machine_ceiling(folder: Path, dtype: str, max_age: float = math.inf, keep: b
 
 
 def _measure(dtype: str) -> float:
-    """Return the best of several products: a ceiling shows the machine, not the others that use it meanwhile."""
+    """Return the speed of the fastest of several products, since others may use the machine meanwhile."""
     size, count = (SIZE, PRODUCTS) if on_cpu() else (ACCELERATOR_SIZE, ACCELERATOR_PRODUCTS)
     a = jnp.ones((size, size), dtype)
 

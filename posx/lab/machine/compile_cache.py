@@ -42,7 +42,8 @@ jax.monitoring.register_event_duration_secs_listener(
 def use_compile_cache(root: Path) -> None:
     """Read and keep compiled programs under `root` from now on. Call it before anything is compiled.
 
-    The folder is pruned first. A failure there is a miss, not an error. A cache folder that is set already stays.
+    The folder is pruned first. A failure of the cache is a miss, not an error. A cache folder that is set already
+    stays.
     """
     most, folder = most_bytes(), root / "compiled" / machine_key()
     enabled = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
@@ -71,10 +72,10 @@ def prune(root: Path, most_bytes: int, own: str) -> None:
 
     Outside of the folder named `own` all that were unused for UNUSED_SECONDS go. A file that cannot be deleted stays.
 
-    JAX can evict programs itself (jax_compilation_cache_max_size). A process that is killed between the two files of an
-    entry then ends all writing for good, up to JAX 0.10.2 at least (jax issue 39880). Every write also lists the folder
-    and reads a file for each entry under a lock, 17 ms a program with 200 of them. Here the folder is listed once a
-    start, in a millisecond, without a lock: a program that is deleted under a reader is compiled again.
+    JAX can evict programs itself (jax_compilation_cache_max_size). Up to JAX 0.10.2 at least, a process that is killed
+    between the two files of an entry then ends all writing for good. See jax issue 39880. Every write also lists the
+    folder and reads a file for each entry under a lock, 17 ms a program with 200 of them. Here the folder is listed
+    once a start, in a millisecond, without a lock: a program that is deleted under a reader is compiled again.
     """
     programs = []  # (whether it stays if there is room, last use in seconds, bytes, path)
     for path in root.glob("jaxlib-*/*"):
@@ -99,7 +100,7 @@ def _delete_torn(folder: Path) -> None:
     """Delete each entry of `folder` that JAX cannot read from now on, instead of showing JAX's warning.
 
     A killed process or a full disk leaves an entry torn. JAX compiles its program again but never overwrites an entry,
-    so every later start would compile it too. An entry deleted here, after JAX has read it, is written by this process.
+    so every later start would compile it too. This process writes an entry that is deleted here anew.
     """
     shown = warnings.showwarning
 

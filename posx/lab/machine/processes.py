@@ -1,8 +1,8 @@
 """Several processes, on one machine or many, that make one run together by JAX's own runtime.
 
-`carry_out` runs a command in this process or, with others, in step. The files of a run do the rest. Process 0 alone
-writes the run's folder and its checkpoints (`posx.lab.runs.folder`, `posx.lab.training.checkpoints`), which give all
-processes the same rows. A process that runs alone is process 0 of one and pays nothing.
+`carry_out` runs a command in this process, or in step with others. Process 0 alone writes the run's folder and its
+checkpoints (`posx.lab.runs.folder`, `posx.lab.training.checkpoints`). These give all processes the same rows. A process
+that runs alone is process 0 of one, at no cost.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _on_abort: Any = None
 
 
 def are_asked(values: Mapping[str, Any]) -> bool:
-    """Tell whether flags or a launcher say that this process is one of several."""
+    """Return whether flags or a launcher say that this process is one of several."""
     return bool(values["coordinator"]) or (values["processes"] != 1 and _started_together())
 
 
@@ -58,9 +58,8 @@ def carry_out(command: Callable[[dict[str, Any]], Callable[[], object] | None], 
 
     Args:
       command: returns a function that process 0 calls at the end while all wait, or None.
-      values: coordinator, "HOST:PORT" of process 0, or "auto" to let JAX find out; processes, their number; process,
-        the number of this one. If SLURM or Open MPI has started several, none is needed, and the command is given
-        their number.
+      values: "coordinator" is "HOST:PORT" of process 0, or "auto" to let JAX find it. "processes" is their number, and
+        "process" the number of this one. If SLURM or Open MPI has started several, none of the three is needed.
 
     Raises:
       ConfigError: the flags do not fit together, or the processes do not find each other.
@@ -101,7 +100,7 @@ def _join(values: Mapping[str, Any]) -> None:
     if address and number == 0:
         _check_free(address)
     use_every_core()
-    missed = threading.Timer(MEETING_SECONDS, _nobody_came)  # JAX would end this process without a word of its own
+    missed = threading.Timer(MEETING_SECONDS, _nobody_came)  # JAX would end this process without a message of posx
     missed.daemon = True
     missed.start()
     try:
@@ -198,8 +197,8 @@ def on_first(function: Callable[[], object]) -> None:
 def on_all(function: Callable[[], T]) -> T:
     """Return the result of `function`, called in every process. A PosxError in one is raised in all.
 
-    `function`, also of `on_first` and `broadcast`, must not synchronise processes, because one that failed does not
-    take part.
+    `function` must not synchronise processes, because a process that failed does not take part. This holds for
+    `on_first` and `broadcast` too.
     """
     if not _joined:
         return function()
@@ -213,7 +212,7 @@ def on_all(function: Callable[[], T]) -> T:
 
 
 def _agree(failed: PosxError | None) -> None:
-    """Raise in all processes the error of the first that has `failed`. All call it, or functions that call it."""
+    """Raise in all processes the error of the first one that `failed`. Every process must call this."""
     said = _texts(json.dumps([type(failed).__name__, str(failed)]) if failed else "")
     if not any(said):
         return
@@ -232,7 +231,7 @@ def _kinds(kind: type[PosxError]) -> Iterator[type[PosxError]]:
 
 
 def check_same(facts: Mapping[str, str]) -> None:
-    """Raise ConfigError in all processes if a fact is not the same in all, once all have come so far."""
+    """Wait for all processes, then raise ConfigError in all of them if a fact is not the same in all."""
     global _in_step
     if not _joined:
         return
@@ -256,7 +255,7 @@ def alike(error: PosxError) -> PosxError:
 def _end(error: BaseException, code: int, line: str) -> None:
     """End this process at once, with its line, if it failed alone; without a `line` the error is unknown.
 
-    At its regular end it would wait for the others, which wait for it.
+    At its regular end this process would wait for the others, and they for it.
     """
     if getattr(error, "alike", False):
         return

@@ -46,7 +46,7 @@ __getattr__ = modules_of(__name__)
 
 FORMS = ("markdown", *FORMATS)
 WHAT = ("all", *curves.DRAW, "training", "encodings")
-#: The endings that `_figures` gives, of today's rows and of rows that are gone.
+#: The ends of names that `_figures` gives, for present rows and for rows that are gone.
 _SUFFIX = rf"(-lengths)?(-L\d+)?(-({'|'.join(PROTOCOLS)}))?(-s\d+)?"
 
 

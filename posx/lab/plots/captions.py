@@ -62,7 +62,7 @@ def mixture(panel_rows: Sequence[Mapping[str, Any]]) -> str:
         if len({str(row[key]) for row in panel_rows if row.get(key)}) > 1:
             return f"different {word}: not comparable"
     scored = [row for row in panel_rows if row.get("status") not in ("diverged", "apart")]
-    # Losses per position in windows of other lengths are on other targets, which a note says.
+    # Losses per position in windows of other lengths are of other targets. A note says so.
     windows = {row["eval_len"] if row["protocol"] == rows.PER_POSITION else None for row in scored}
     if len({targets_key(row) for row in scored}) > len(windows):
         return "scored on different targets: evaluate all runs again to compare them"
@@ -70,14 +70,17 @@ def mixture(panel_rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def other_tokens(panel_rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return that rows of other digests may be of one text by other tokenizers of one name, "" if all are of bytes."""
+    """Return the words that a warning adds if tokenizers of one name may differ; "" if all rows are of bytes."""
     return "" if {row.get("tokenizer") for row in panel_rows} <= {"bytes", None} else ", or tokenizers of one name"
 
 
 def notes(panels: Sequence[Panel], points: Sequence[Curve], unit: str = "") -> list[str]:
     """Return the lines under the axes: settings, failures, omissions, and runs that are not finished.
 
-    points: the curves with their points, whose failures and missing runs are listed, at abscissas after `unit`.
+    Args:
+      panels: the panels of the figure.
+      points: the curves with their points. Their failures and missing runs are listed.
+      unit: the text before the abscissas of these points.
     """
     curves, stored = [one for panel in panels for one in panel.curves], [row for one in panels for row in one.rows]
     on_axes = ("train.length", *settings_by_length([curve.runs[0] for curve in curves])) if panels[1:] else ()
@@ -173,7 +176,7 @@ def before_the_end(stored: Iterable[rows.Row]) -> list[str]:
 def precisions(stored: Iterable[rows.Row]) -> list[str]:
     """Return the precisions of float32 products if rows were evaluated in different ones. CPUs have the highest alone.
 
-    Rows that do not name theirs were evaluated in the device's own, the default.
+    Rows that name no precision were evaluated in the default precision of the device.
     """
     measured = [row for row in stored if (row.get("env") or {}).get("device")]
     said = _by(

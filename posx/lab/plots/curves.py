@@ -38,7 +38,7 @@ def _line_style(of: Look) -> dict[str, Any]:
 
 
 def _sparse(turn: int) -> tuple[float, float]:
-    """Return `markevery` for a line of many points: even steps, from another start for each curve so that none hide."""
+    """Return `markevery` for a line of many points. Each curve starts elsewhere, so that no marker hides another."""
     return (0.4 * turn % 1) * _APART, _APART
 
 
@@ -117,8 +117,15 @@ def _words(
 ) -> None:  # fmt: skip
     """Write the text over and under the axes.
 
-    interval: the meaning of the bars, "" for curves of many points. lanes: of failure marks, which stay free.
-    unit: before abscissas in notes. more: the last notes.
+    Args:
+      made: the figure.
+      title: of the figure.
+      panels: the panels that it shows.
+      curves: the curves that it shows.
+      interval: the meaning of the bars, "" for curves of many points.
+      lanes: lanes of failure marks, which stay free.
+      unit: the text before abscissas in notes.
+      more: the last notes.
     """
     lines = [*captions.facts(panels), *captions.spreads(curves, interval)]
     warning = captions.mixture([row for panel in panels for row in panel.rows])
@@ -139,7 +146,7 @@ def _nothing(ax: Axes, text: str) -> None:
 
 
 def _bits_axis(ax: Axes, panel: Panel) -> None:
-    """Draw an axis of bits per byte, if all rows have as many bytes a token and few targets that are separators."""
+    """Draw an axis of bits per byte, if all rows have equal bytes a token and nearly no separators among targets."""
     scored = [row for row in panel.rows if perplexity(row) is not None]
     known = all(row.get("num_bytes") and row.get("num_targets") and points.nearly_all_text(row) for row in scored)
     sizes = {row["num_bytes"] / row["num_targets"] for row in scored} if known else set()
@@ -200,7 +207,7 @@ def _close_view(ax: Axes, curves: Sequence[Curve], train_len: int) -> list[str]:
 
 
 def ratio(panel: Panel) -> Figure:
-    """Draw R_k = ppl(kL) / ppl(L) against k, log-log: 1 is no loss from a text k times longer than in training."""
+    """Draw R_k = ppl(kL) / ppl(L) against k, log-log. At R_k = 1, windows k times as long lose nothing."""
     curves = points.ratio_curves(panel)
     made = look.figure(8.6, 4.8)
     (ax,) = _axes(made, 1)
@@ -300,7 +307,9 @@ def across(panels: Sequence[Panel]) -> Figure:
 def training(runs: Mapping[Run, Sequence[tuple[float, float]]], missing: Mapping[str, str]) -> Figure:
     """Draw training loss in nats per token against optimiser step, one thin line per run.
 
-    runs: {run: its (step, loss)}. missing: {path of a run without results: why}, named if the run is not drawn.
+    Args:
+      runs: {run: its (step, loss)}.
+      missing: {path of a run without results: why}. A run that is drawn is not named.
     """
     made = look.figure(8.6, 4.4)
     (ax,) = _axes(made, 1)

@@ -1,4 +1,4 @@
-"""Encodings of runs as they were trained, and their effects on a pair of positions, read off their hooks.
+"""Encodings of runs as they were trained, and their effects on pairs of positions, computed by their hooks.
 
 Positions and distances are in tokens, logits as they enter the softmax. For every text a logit is
 content-free part + content part. The content-free part is the logit of zero vectors.
@@ -166,7 +166,7 @@ def _logits(pairs: Pairs) -> jax.Array:
 
 
 def _weights(pairs: Pairs) -> jax.Array:
-    """Return weights [b, h, q, k]: the outputs for unit vectors as mapped values."""
+    """Return weights [b, h, q, k]. With unit vectors as values, the output of a query holds its weights."""
     (_, num_keys), tokens = pairs.sizes, pairs.k.tokens
     units = jnp.broadcast_to(jnp.eye(num_keys, dtype=tokens.values.dtype), (*tokens.values.shape[:3], num_keys))
     return dense(pairs._replace(k=pairs.k._replace(tokens=tokens._replace(values=units))))
@@ -196,8 +196,9 @@ def logit_scales(subject: Subject) -> np.ndarray | None:
 def match_by_distance(subject: Subject) -> tuple[np.ndarray, np.ndarray] | None:
     """Return (distances [n], products [head, n]) of a unit vector as a query and the same one as a key further back.
 
-    The mean over all directions is a trace, exact for affine maps, and 1 if position changes nothing. None if distance
-    does not count, or if the maps read the text or look back, or a `score` changes their products.
+    A product is the mean over all directions of the vector: a trace, exact for affine maps, and 1 if position changes
+    nothing. The result is None if products do not depend on distance alone, or if a `score` changes them. It is None
+    also if maps read the text or look back.
     """
     dims, n = subject.dims, subject.num_positions
     encoding = subject.encoding.at_length(n)
@@ -227,7 +228,8 @@ def _rotated(hook: Any, subject: Subject, heads: int, positions: np.ndarray) -> 
 def on_random_tokens(subject: Subject) -> np.ndarray | None:
     """Return the change of logits of random tokens [head, query, key], relative to each query's own key.
 
-    Read off the weights, so that everything that acts is in it. None if nothing acts or if another panel can show it.
+    The change is read off the weights, so it includes the effect of every hook. The result is None if no hook acts, or
+    if another panel can show the effect.
     """
     dims, n = subject.dims, min(subject.num_positions, MOST_POSITIONS // 2)
     encoding, rng = subject.encoding.at_length(n), np.random.default_rng(0)

@@ -58,9 +58,9 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """The runs of one curve, which have the same settings and each a seed of its own, and their results."""
+    """The runs of one curve and their results. The runs differ in nothing but the seed."""
 
-    label: str  # "rope(base=500000)+alibi", then what else tells it from the others of its figure
+    label: str  # "rope(base=500000)+alibi", then the settings that no other curve of the figure has
     look: Look
     runs: tuple[Run, ...]
     rows: tuple[Row, ...] = ()
@@ -81,7 +81,7 @@ class Panel:
     protocol: str
     stride: int | None
     curves: tuple[Curve, ...]
-    runs: tuple[Run, ...]  # of this training length, those without a row here too
+    runs: tuple[Run, ...]  # of this training length, also those without a row here
     missing: Mapping[str, str]  # {path of a run of the folder without results: why it failed}
 
     @property
@@ -204,7 +204,7 @@ def settings_by_length(runs: Sequence[Run]) -> dict[str, dict[int, str]]:
 def _differing(runs: Sequence[Run], on_axes: Collection[str]) -> list[str]:
     """Return the settings in which runs differ, but for those that follow from others.
 
-    Text is told apart by the settings of the data, by its digest if these are the same or not known of all runs.
+    Texts differ if the settings of the data differ. If these are equal, or not known of all runs, the digests decide.
     """
     names = {name for run in runs for name in run.settings} - {*SEED, *on_axes}
     found = [name for name in sorted(names) if _differs(name, runs)]
@@ -215,7 +215,7 @@ def _differing(runs: Sequence[Run], on_axes: Collection[str]) -> list[str]:
 
 
 def _differs(name: str, runs: Sequence[Run]) -> bool:
-    """Tell whether runs differ in a setting that agree in all that it may have been resolved from."""
+    """Tell whether runs differ in a setting although they agree in all settings that it may be resolved from."""
     alike: dict[Any, set[str]] = collections.defaultdict(set)
     for run in runs:
         if name == "train.position_lr_multiplier":  # an encoding has one unless the user sets another

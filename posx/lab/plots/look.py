@@ -51,7 +51,7 @@ MARGIN = 0.07  # of the figure's width, left of the axes
 
 
 def shown(text: str, width: int = 160) -> str:
-    """Return a text as one printable line of at most `width` characters, another line for another text.
+    """Return a text as one printable line of at most `width` characters. Different texts give different lines.
 
     Characters without a glyph show as their escapes. The middle of a long text is replaced by a digest of all of it.
     """
@@ -66,7 +66,7 @@ def shown(text: str, width: int = 160) -> str:
 
 
 def wrapped(text: str, width: int = 38) -> str:
-    """Return `text` as `shown`, over some lines, broken where one of its parts ends, or within one too long."""
+    """Return `text` as `shown`, over several lines, broken at the ends of its parts or within a long part."""
     broken = [""]
     pieces = re.split(r"(?<=[,+(])(?=[ \w])", shown(text))
     for part in [part for piece in pieces for part in textwrap.wrap(piece, width, drop_whitespace=False) or [piece]]:
@@ -179,7 +179,7 @@ def log_axis(ax: Axes, values: Sequence[float]) -> float:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Return 4 to 9 ticks of a log axis that leave no end of it bare; even steps if it is less than half a decade."""
+    """Return 4 to 9 ticks that reach both ends of a log axis, evenly spaced on less than half a decade."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     every = [[step * 10.0**power for power in powers for step in ladder] for ladder in _LADDERS]
     every.append(list(map(float, MaxNLocator(6).tick_values(low, high))))

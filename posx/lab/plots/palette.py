@@ -70,7 +70,7 @@ def look(encoding: str) -> Look:
 
 
 def family(text: str) -> str:
-    """Return an encoding's text without its fields, for which a colour stands. Chains and hybrids are families too."""
+    """Return an encoding's text without its fields. The family, of a chain or hybrid too, has one colour."""
     text = text[:500]
     while (bare := re.sub(r"\([^()]*\)", "", text)) != text:
         text = bare

@@ -18,9 +18,9 @@ from posx.lab.plots.effects import Subject
 
 _HEAD_COLORS = ("#332288", "#0072B2", "#56B4E9", "#009E73", "#8A8A1F", "#E69F00", "#D55E00", "#882255")
 _LINES = (("#0072B2", "-"), ("#D55E00", (0, (5, 2))), ("#009E73", (0, (1.5, 1.5))))
-#: Hooks that no panel shows, as their effect depends on the text.
+#: Hooks that no panel shows, because their effect depends on the text.
 _NOT_DRAWN = ("features", "score")
-_WIDTH, _HEIGHT, _LINE = 3.9, 3.0, 0.7  # of a panel with what stands around it, and of a row without, in inches
+_WIDTH, _HEIGHT, _LINE = 3.9, 3.0, 0.7  # of a panel with its labels, and of a row without them, in inches
 _DISTANCE = "distance r = i - j"
 Draw = Callable[[Axes], None]
 

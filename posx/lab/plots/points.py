@@ -1,8 +1,8 @@
 """Curves of stored rows against length, position and step, averaged over seeds, with 95 % intervals over text.
 
-Positions count from 1, so that L is the last trained.
-The intervals are of the mean over the runs. Sums over common blocks of text are averaged over the runs first. The
-interval thus covers the change by another text of the kind, not by another seed.
+Positions count from 1, so that L is the last trained. The intervals are those of the mean over the runs: sums over
+common blocks of text are averaged over the runs first. An interval thus covers another text of the kind, and not
+another seed.
 """
 
 import dataclasses
@@ -47,7 +47,8 @@ def ratio_curves(panel: Panel) -> list[Curve]:
 def bits_curves(panel: Panel) -> list[Curve]:
     """Return bits per byte of text against evaluation length, over the runs that know their bytes and their separators.
 
-    Intervals are of the loss of all targets, so there are none if separators have a visible share of it.
+    The intervals are those of the loss of all targets, separators included. So there are none if more than one target
+    in a thousand is a separator.
     """
 
     def bits(row: Row) -> float | None:
@@ -82,9 +83,12 @@ def _curves(
 ) -> list[Curve]:
     """Return the curves of a panel over the lengths they were measured at, in `unit`s, from one unit on.
 
-    measure: value of a row.
-    ends: (mean of the values, half the interval of the mean loss in nats, the rows) -> interval of the mean.
-    bases: rows whose losses are subtracted from those of the same run, for the interval.
+    Args:
+      panel: the rows.
+      measure: returns the value of a row.
+      ends: (mean of the values, half the interval of the mean loss in nats, the rows) -> interval of the mean.
+      bases: rows whose losses are subtracted from those of the same run, for the interval.
+      unit: tokens.
     """
 
     def point(length: int, own: Sequence[Row]) -> Point:
@@ -123,7 +127,7 @@ def _half_width(rows: Sequence[Row], bases: Sequence[Row]) -> float:
 
 
 def _ordered(curves: Iterable[Curve]) -> list[Curve]:
-    """Return curves from the highest to the lowest right end, as lines stand in a figure; shorter curves come first."""
+    """Return curves from the highest to the lowest right end, as in a legend. Shorter curves are before longer ones."""
 
     def key(curve: Curve) -> tuple[Any, ...]:
         last = max((point for point in curve.points if point.values), key=lambda point: point.x, default=None)

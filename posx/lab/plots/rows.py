@@ -1,4 +1,4 @@
-"""Stored results as plain dicts, and the runs that they are of. Draws nothing and computes nothing with JAX.
+"""Stored results as plain dicts, and their runs. Nothing here draws, or computes with JAX.
 
 Units: lengths and positions in tokens, `nll` in nats per token, `ppl` = exp(nll) per token.
 """
@@ -39,8 +39,8 @@ PROTOCOLS = {name: protocol.title for name, protocol in protocols.PROTOCOLS.item
 _SCORED = (
     "ppl", "nll", "bpb", "nll_interval", "block_nll", "num_targets", "num_bytes", "num_documents", "num_stretches",
 )  # fmt: skip
-#: Settings that belong to an encoding or are resolved for it. They say nothing beside its text, unless posx resolved
-#: the same text in another way.
+#: Settings that belong to an encoding or are resolved for it. They follow from the text of the encoding, unless posx
+#: resolved the same text in another way.
 OF_ENCODINGS = (
     "encoding.", "layers.", "code.", "model.mask_policy", "train.position_lr_multiplier", "train.decayed"
 )  # fmt: skip
@@ -55,18 +55,24 @@ _LOG = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-    """One run folder, another run than any other folder, whatever their names and settings.
+    """One run folder. No two folders are the same run, whatever their names and settings.
 
-    settings: of training, but code as it was when the rows were measured, with the scored text and step.
-    left_out: (protocol, the rows that figures and tables leave out, and why).
+    Attributes:
+      path: below the folder that is plotted.
+      text: the encoding, as "rope(base=500000)+alibi", or "rope, nope" for a hybrid.
+      train_len: tokens.
+      settings: of training, with the scored text and step. Code is as it was when the rows were measured.
+      longest: the longest window of any row, in tokens.
+      workdir: the folder that is plotted, as a command can name it.
+      left_out: (protocol, the rows that figures and tables leave out, and why).
     """
 
-    path: str  # below the folder that is plotted
-    text: str = ""  # rope(base=500000)+alibi, of a hybrid "rope, nope"
+    path: str
+    text: str = ""
     train_len: int = 0
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    longest: int = 0  # window that any row of the run serves
-    workdir: str = ""  # that is plotted, as a command can name it
+    longest: int = 0
+    workdir: str = ""
     left_out: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
     @functools.cached_property
@@ -82,7 +88,7 @@ class Run:
 
     @functools.cached_property
     def around(self) -> str:
-        """All settings but those of the encodings, of the data, the seed and the training length."""
+        """The settings except encoding, data, seed and training length, as JSON. The dashes of curves show them."""
         return self._without(*SEED, "train.length", "data.", SCORED_TEXT, *OF_ENCODINGS)
 
     def _without(self, *starts: str) -> str:
@@ -101,8 +107,8 @@ class Row(dict[str, Any]):
 def run_of_row(path: str, row: Mapping[str, Any], **others: Any) -> Run:
     """Return the run at `path` with the settings of a row of its results.
 
-    The text of training is known by its digest, and by its place if the row is of the same text. The seed of an
-    imported model is not known.
+    The text of training is known by its digest. It is also known by its place if the row was scored on the same text.
+    The seed of an imported model is not known.
     """
     trained = row["settings"]
     settings = {name: value for name, value in trained.items() if not name.startswith(("code.", "data"))}
@@ -223,7 +229,7 @@ def _of_run(rows: Sequence[dict[str, Any]], path: str, workdir: str, runs_of: Ma
 
 
 def _only(rows: Sequence[Row], wanted: Callable[[Row], bool], why: str, so: str = " (not comparable)") -> list[Row]:
-    """Return the `wanted` rows. The runs of the others are told how many are left out, and `why`."""
+    """Return the `wanted` rows. `Run.left_out` of the other rows' runs gets their number, and `why`."""
     others = collections.Counter((row.run, row["protocol"]) for row in rows if not wanted(row))
     for (run, protocol), n in others.items():
         run.left_out.append((protocol, f"{n} row{'s' * (n > 1)} left out, {why}{so}"))
@@ -320,7 +326,7 @@ def unfinished(folder: str | pathlib.Path, stored: Iterable[Row]) -> dict[str, s
 
 
 def _without_results(folder: str | pathlib.Path) -> list[RunFolder]:
-    """Return the started runs without a whole row, or without one of the end of their training, as it was NaN."""
+    """Return the started runs without a whole row, or whose training ended with NaN and has no row of its end."""
     started = map(RunFolder, run_folders(pathlib.Path(folder), "config.json"))
     return [run for run in started if _has_no_row(run) or _nan_step(run) is not None]
 

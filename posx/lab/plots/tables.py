@@ -19,8 +19,13 @@ _EMPTY, _HEAD = "-", "encoding | seeds"
 class RowTable(NamedTuple):
     """The table of one training length and protocol.
 
-    facts: what was scored, and the meaning of the spreads. warnings: why its numbers do not compare. columns: the title
-    of each column of numbers. lines: (curve, {title: point}) of each row. notes: what is left out.
+    Attributes:
+      panel: its rows.
+      facts: what was scored, and the meaning of the spreads.
+      warnings: why its numbers do not compare.
+      columns: the title of each column of numbers.
+      lines: (curve, {title: point}) of each row.
+      notes: results that the table leaves out.
     """
 
     panel: Panel
@@ -75,7 +80,7 @@ def _table(panel: Panel) -> RowTable:
         warnings.append(warning)
     kept = [title for title, found in columns.items() if any(cell(point) != _EMPTY for point in found.values())]
     notes = [*captions.no_intervals(named), *captions.fewer_runs(curves, ""), *captions.notes([panel], [])]
-    # Lengths from L on without a column.
+    # The lengths from L on that have no column.
     least = panel.train_len if _at_train_len(panel) else 0
     units = {title: panel.train_len if title.startswith("R_") else 1 for title in columns}
     shown = {round(point.x * units[title]) for title in columns for point in columns[title].values()}

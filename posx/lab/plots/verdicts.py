@@ -1,6 +1,6 @@
-"""Verdicts on pairs of curves: which has the lower perplexity or R_k on the same targets, or why nobody can tell.
+"""Verdicts on pairs of curves: which has the lower perplexity or R_k on the same targets, or why that is not known.
 
-One `Verdict` is behind the words, the JSON and the report, so that these cannot disagree. Its interval holds for one
+The words, the JSON and the report all show one `Verdict`, so that they cannot disagree. Its interval holds for one
 comparison. Its word follows from the p-value after Holm's correction for all verdicts of the call.
 """
 
@@ -31,9 +31,13 @@ HOLDS_FOR = {
 
 
 class Place(NamedTuple):
-    """A measurement: a protocol with its stride (None if it follows from the window), and a window in tokens.
+    """A measurement: a protocol and a window.
 
-    k: windows in training lengths if R_k = PPL(kL) / PPL(L) is compared, None for perplexity. eval_len is then kL.
+    Attributes:
+      protocol: its name.
+      stride: tokens, None if it follows from the window.
+      eval_len: the window in tokens; k L if k is given.
+      k: windows in training lengths if R_k = PPL(kL) / PPL(L) is compared, None for perplexity.
     """
 
     protocol: str
@@ -43,13 +47,25 @@ class Place(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The perplexity (or R_k) of one curve over that of another, its 95 % interval, and the word that follows.
+    """The perplexity (or R_k) of one curve over that of another, its 95 % interval, and the word for it.
 
-    pair: the numbers of the two curves. seeds: how many runs of each are compared, as `pairing` says. text: the digest
-    of the scored text. Ends are None if there is no interval; `reason` says why. p is of this comparison alone,
-    `adjusted_p` of it among the `family` comparisons with a p. word: "better" or "worse" if `adjusted_p` is below 0.05,
-    else "not separated" or "no interval". over_seeds and over_text are the parts of the interval: other seeds on this
-    text, and these runs on other text.
+    Attributes:
+      pair: the numbers of the two curves.
+      place: the measurement.
+      train_lens: the training length of each curve, in tokens.
+      seeds: how many runs of each curve are compared.
+      pairing: how these runs are paired.
+      num_targets: scored tokens.
+      text: the digest of the scored text.
+      ratio: None if there is none.
+      low, high: the ends of the interval, None if there is none.
+      over_seeds: the part of the interval for other seeds on this text.
+      over_text: the part of the interval for these runs on other text.
+      p: of this comparison alone.
+      adjusted_p: of it among the `family`.
+      family: the number of comparisons that have a p.
+      word: "better" or "worse" if `adjusted_p` is below 0.05, else "not separated" or "no interval".
+      reason: why there is no interval or no difference.
     """
 
     pair: tuple[int, int]
@@ -86,7 +102,13 @@ class Verdict(NamedTuple):
 
 
 class _Sides(NamedTuple):
-    """The runs of two curves that are compared, in the order of their seeds if `pairing` is by seed."""
+    """The runs of two curves that are compared.
+
+    Attributes:
+      runs: of each side, in the order of their seeds if they are paired by seed.
+      labels: of the two curves.
+      pairing: a key of HOLDS_FOR.
+    """
 
     runs: tuple[Sequence[Run], Sequence[Run]]
     labels: tuple[str, str]
@@ -108,7 +130,7 @@ def verdicts(
       wanted: tells which places are compared. The others do not count in Holm's correction.
 
     Returns:
-      The verdicts, and what is not compared and why.
+      The verdicts, and a line on each run or place that is not compared.
     """
     by_run: dict[Run, dict[tuple[str, int | None, int], Row]] = {}
     for row in stored:
@@ -141,9 +163,10 @@ def _stride(row: Row) -> int | None:
 def _sides(one: Curve, other: Curve) -> tuple[_Sides, list[str]]:
     """Return the runs of two curves that are compared, and which are left out.
 
-    Runs of equal seeds are paired if there are two or more. That is right whatever a seed decides. It is sharper if
-    the seed decides the initial weights and the order of the batches of both. A single run is compared with the run of
-    its seed, if there is one: a mean of other seeds would add their spread to the difference, which no interval counts.
+    Runs of equal seeds are paired if there are two or more. That is right whatever a seed decides. It is sharper if the
+    seed decides the initial weights and the order of the batches of both. A single run is compared with the run of its
+    seed, if there is one. A mean over other seeds would add their spread to the difference, and no interval counts that
+    spread.
     """
     seeds = [{_seed(run): run for run in curve.runs} for curve in (one, other)]
     shared = sorted(seeds[0].keys() & seeds[1].keys() - {"None"}, key=lambda seed: (len(seed), seed))
@@ -224,7 +247,14 @@ def _problem(row: Row | None) -> str:
 def _verdict(
     pair: tuple[int, int], place: Place, sides: _Sides, pairs: Sequence[Sequence[Sequence[Row | None]]]
 ) -> Verdict:
-    """Return a verdict without its correction. pairs: per side and run, the row of a loss, or those at kL and at L."""
+    """Return a verdict without its correction.
+
+    Args:
+      pair: the numbers of the two curves.
+      place: the measurement.
+      sides: the runs of the curves.
+      pairs: per side and run, the row of a loss, or the rows at kL and at L.
+    """
     there = [row for side in pairs for rows in side for row in rows if row is not None]
     targets, text = (next((row[key] for row in there if row.get(key)), None) for key in ("num_targets", "data_digest"))
     train_lens, (ours, theirs) = (sides.runs[0][0].train_len, sides.runs[1][0].train_len), sides.runs
@@ -263,7 +293,7 @@ def _ends(mean: float, half: float | None) -> tuple[float, float] | None:
 def _equal(found: Difference) -> str:
     """Return that two curves are the same function, as far as a loss shows it, else an empty string.
 
-    Other functions may have one mean by chance, but then their blocks differ.
+    Different functions may have equal means by chance, but not equal losses of all blocks.
     """
     if found.half == 0:
         return "all losses are equal"

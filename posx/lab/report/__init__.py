@@ -1,4 +1,4 @@
-"""`posx report`: one page out of stored rows, which needs no server and no network."""
+"""`posx report`: a page made from stored rows, which needs no server and no network."""
 
 from posx.lab.report.page import write
 from posx.lazy import modules_of

@@ -165,7 +165,7 @@ def _table(
 
 
 def _of_all(point: Point) -> float:
-    """Return the mean of a point, NaN if a seed failed there: the other seeds do not speak for it."""
+    """Return the mean of a point, NaN if a seed failed there, as the mean of the other seeds would mislead."""
     return math.nan if _BROKEN & set(point.failures) else point.mean
 
 

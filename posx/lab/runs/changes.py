@@ -1,4 +1,4 @@
-"""Trained weights under another encoding or other masks: what is named changes, and nothing else."""
+"""Trained weights under another encoding or other masks. Only the named parts change."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _changed(text: str, run: RunConfig, layer: int) -> tuple[Encoding, str]:
 
     Fields that were left open are resolved again, as YaRN's factor of the logits follows its `factor`. A part of a
     chain keeps their trained values if its learned arrays need these, as the buckets of T5 do. All parts keep them if
-    posx resolves them otherwise by now. Raises ConfigError if the parameters do not fit the trained ones.
+    this version of posx resolves them in another way. Raises ConfigError if the parameters do not fit the trained ones.
     """
     given, trained = from_spec(run.model.layers(run.asked["encoding"])[layer]), run.layers[layer]
     learned, follows = _shapes(trained, run.dims), build(given, run.dims) == trained
@@ -148,8 +148,8 @@ def _act_alike(new: Encoding, old: Encoding, dims: Dims) -> bool:
 
     Rules that give equal frequencies are equal. Encodings without parameters are compared on random vectors. Others are
     alike only if they are equal, since their parameters are not known here. Equality also decides for encodings that
-    change with the length of the text or read features, and for the user's own: nobody knows at which positions these
-    differ.
+    change with the length of the text or read features, and for the user's own. The positions at which these differ are
+    not known.
     """
     new, old = _with_plain_rules(new), _with_plain_rules(old)
     lengths, pos = [2**n for n in range(1, 31)], set(PROBES)

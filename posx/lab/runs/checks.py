@@ -27,7 +27,7 @@ CONFIG = "config.json"  # what tells a run's folder
 
 
 def checked(run: RunConfig) -> RunConfig:
-    """Return `run` with absolute paths. Raises ConfigError with everything that does not fit."""
+    """Return `run` with absolute paths. Raises ConfigError that lists every problem."""
     found = run.data.problems() + run.eval.problems() + protocols.problems(run.eval, run.train.length)
     if found := found or list(_encoding_problems(run)):
         raise ConfigError(in_one_line(found))
@@ -136,7 +136,7 @@ def check_work_folder(path: Path, sweep: bool) -> None:
         single = (path / CONFIG).exists()
         runs = [file.parent for file in path.glob(f"*/{CONFIG}")]
         sweeps = [file.parents[1] for file in path.glob(f"*/*/{CONFIG}") if file.parents[1] not in runs]
-    except OSError:  # whoever writes there says what is wrong with the path
+    except OSError:  # the first writer names the problem of the path
         return
     found = place = ""
     if single and sweep:

@@ -27,10 +27,14 @@ PROCESS_MEMORY = 400e6
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """The expected cost of scoring `windows` windows of `length` tokens.
+    """The expected cost of scoring windows.
 
-    batch: windows in one call of the model. flops: of the forward passes, those over the padding of the last batch
-    included. memory: bytes of the process.
+    Attributes:
+      length: of a window, in tokens.
+      windows: their number.
+      batch: windows in one call of the model.
+      flops: of the forward passes, the padding of the last batch included.
+      memory: bytes of the process.
     """
 
     length: int

@@ -1,8 +1,8 @@
 """Damage in the folder of a run: files that were cut, edited, removed, or changed by the disk.
 
-Rows agree with themselves and with their checksums, JSON files with theirs, checkpoints with their manifests. The
-library never deletes a damaged file: `mend` moves it to `NAME.damaged-DATE`, and the command that made the run then
-writes, measures or trains it again.
+Rows agree with themselves and with their checksums, JSON files with theirs, checkpoints with their manifests. posx
+never deletes a damaged file: `mend` moves it to `NAME.damaged-DATE`. The command that made the run then writes,
+measures or trains again what the file held.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from posx.lab.runs.folder import TOKENIZER_CHECKSUM, RunFolder, typed_path
 from posx.lab.runs.load import check_borrowed
 from posx.notices import say
 
-#: Whole files have the same stamp as long as nothing touches them. It is the name of the file that holds it, too.
+#: The file that holds the stamp of a folder: a digest that stays the same as long as nothing touches the files.
 STAMP = ".verified"
 #: Seconds that files must be old before a stamp is written: clocks of file systems are coarse.
 SETTLED_SECONDS = 2.0
@@ -47,7 +47,14 @@ MEASURE = "Repeat the command that made the run, or measure it again: posx evalu
 
 @dataclasses.dataclass(frozen=True)
 class Damage:
-    """One damaged file or row: its path, its line (0: the whole file), the problem, and how to mend it."""
+    """One damaged file or row.
+
+    Attributes:
+      path: the file.
+      problem: in words.
+      mend: how to mend it.
+      line: the line of the row, 0 for the whole file.
+    """
 
     path: Path
     problem: str
@@ -68,14 +75,15 @@ def damages(folder: RunFolder, thorough: bool = False) -> list[Damage]:
         again. Their sizes, times and inodes tell.
 
     Returns:
-      The damage, in the order of the files. In a folder that a process works in, it is there at two looks.
+      The damage, in the order of the files. In a folder that a process is writing, only damage that is found twice
+      counts.
     """
     stamp = _stamp(folder)
     with contextlib.suppress(OSError):
         if not thorough and (folder.path / STAMP).read_bytes() == stamp.encode():
             return []
     found = list(_damages(folder))
-    if found and holder(folder.path / ".lock"):  # a file may have been at change: damage is there at a second look too
+    if found and holder(folder.path / ".lock"):  # a file may be half written: real damage is found a second time
         found = [damage for damage in _damages(folder) if damage in found]
     with contextlib.suppress(OSError):  # the folder may be read-only
         if found:
@@ -98,7 +106,7 @@ def _damages(folder: RunFolder) -> Iterator[Damage]:
 
 
 def _torn(path: Path) -> int:
-    """Return the number of the last line of a file if nothing ends that line, 0 if something does."""
+    """Return the number of the last line of a file if it has no line break, else 0."""
     with contextlib.suppress(OSError):
         data = path.read_bytes()
         return 0 if not data or data.endswith(b"\n") else 1 + data.count(b"\n")
@@ -196,7 +204,7 @@ def _rows(folder: RunFolder) -> Iterator[Damage]:
 
 
 def _log(folder: RunFolder) -> Iterator[Damage]:
-    """Yield damage of the log of training. Nothing but its figure rests on the log."""
+    """Yield damage of the log of training. Only the figure of training reads the log."""
     path = folder.metrics_file
     mend = f"{REPEAT}: it moves the line away. Only the figure of training rests on it"
     try:
@@ -220,11 +228,11 @@ def mend(folder: RunFolder, run: str) -> None:
     """Move damaged files of a run that is about to resume out of the way, and say which. The caller holds its lock.
 
     Args:
-      folder: its settings are `run`'s by now, or were damaged.
+      folder: of the run, with its settings, unless these were damaged.
       run: the hash of the run.
 
     Raises:
-      WorkdirError: no checkpoint is whole, and a manifest is damaged, so that nothing shows whose weights those were.
+      WorkdirError: no checkpoint is whole, and a manifest is damaged, so that the run of the weights is not known.
     """
     with contextlib.suppress(OSError):
         (folder.path / STAMP).unlink(missing_ok=True)

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from posx.lab.model import Model
     from posx.lab.training.layout import Layout
 
-#: How much longer a layer takes whose encoding reads the vectors of every pair of tokens. Measured at L = 64 and width
-#: 128, training and evaluating to 16 L: Shaw takes 1.5, Transformer-XL 1.35 and DeBERTa 1.25 times as long as NoPE.
+#: The share by which a layer takes longer if its encoding reads the vectors of every pair of tokens. Shaw takes 1.5,
+#: Transformer-XL 1.35 and DeBERTa 1.25 times as long as NoPE, measured at L = 64 and width 128. The time is that of
+#: training and evaluation to 16 L.
 PAIRS_COST = 0.35
 
 #: The targets of a whole text that is not read, to weigh rows by.
@@ -52,7 +53,7 @@ def model_of(run: RunConfig, vocab_size: int) -> Model:
 
 
 def notice_of_code(run: RunConfig, name: str) -> None:
-    """Say if the user's own encodings of a trained run have other code by now."""
+    """Say if the code of the user's own encodings has changed since a run was trained."""
     if changes := run.code_changes():
         say(
             f"notice: {name}: {changes} since this run was trained, so its new results are kept apart from the "
@@ -72,8 +73,9 @@ def executor_of(run: RunConfig, encoding: Encoding, mask: Mask) -> str:
 def layout(run: RunConfig, started: int | None = None, mesh: str = "") -> Layout:
     """Return the layout of a run on devices.
 
-    A `mesh`, DATAxMODEL, shards the state over all processes. Else each device has a copy, on as many devices as the
-    run was `started` on, if there are so many. Raises ConfigError for a mesh that does not fit.
+    A `mesh`, DATAxMODEL, shards the state over all processes. Without a mesh each device has a copy of the state. A
+    resumed run uses as many devices as it was `started` on, if this machine has that many. Raises ConfigError for a
+    mesh that does not fit.
     """
     from posx.lab.training.layout import Layout, asked_layout
     from posx.lab.training.step import flops_per_token
@@ -104,11 +106,16 @@ def opening(run: RunConfig, layout: Layout) -> str:
 class Expected:
     """The cost of a run.
 
-    tokens: of all training steps. flops: of training. eval_flops: of the forward passes of evaluation, None for a
-    whole text of unknown length. lengths: evaluated lengths that the model is defined for, each a program to compile.
-    slower: times the wall time of as many flops without an encoding. memory: bytes of float32 weights, their gradients
-    and two moments, of the activations kept for one part of a batch, and of logits. On XLA's CPU backend the memory
-    is within about a tenth if the batch outweighs the weights. Vectors of pairs add up to a third.
+    Attributes:
+      num_params: of the model.
+      tokens: of all training steps.
+      flops: of training.
+      eval_flops: of the forward passes of evaluation, None for a whole text of unknown length.
+      lengths: evaluated lengths that the model is defined for, each a program to compile.
+      slower: times the wall time of as many FLOP without an encoding.
+      memory: bytes of float32 weights, their gradients and two moments, of the activations kept for one part of a
+        batch, and of logits. On XLA's CPU backend this is within about a tenth if the batch outweighs the weights.
+        Vectors of pairs add up to a third.
     """
 
     num_params: int
@@ -190,9 +197,12 @@ def describe(run: RunConfig, mesh: str = "") -> str:
 class Share:
     """Bytes of one device of a mesh.
 
-    state: its part of weights, gradients and two moments. gathered: weights of other devices while they are used, of
-    all layers, or of one and its gradients if `model.remat` is "layer" (XLA's CPU backend keeps all the same).
-    activations: kept for the backward pass, and logits. moved_weights, moved_activations: sent in one step, by rings.
+    Attributes:
+      state: its part of weights, gradients and two moments.
+      gathered: weights of other devices while they are used: of all layers, or of one and its gradients if
+        `model.remat` is "layer". XLA's CPU backend keeps all of them even then.
+      activations: kept for the backward pass, and logits.
+      moved_weights, moved_activations: sent in one step, by rings.
     """
 
     state: float
@@ -245,7 +255,7 @@ def share(run: RunConfig, model: Model, data: int, heads: int) -> Share:
 def _activations(run: RunConfig, model: Model, data: int = 1, heads: int = 1, again: bool = False) -> float:
     """Return the bytes of activations and logits of one part of a batch on one device.
 
-    `again` tells that only the input of each layer is kept. XLA's CPU backend keeps the same with and without.
+    With `again`, only the input of each layer is kept. XLA's CPU backend keeps the same in both cases.
     """
     config, dims = model.config, model.dims
     tokens = run.train.batch_size // run.train.accumulation * run.train.length / data

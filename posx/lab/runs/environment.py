@@ -1,4 +1,4 @@
-"""Everything but the settings that the numbers of a run may depend on: `env.json`."""
+"""The versions, devices and data that may change the numbers of a run, beside its settings: `env.json`."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _threads() -> dict[str, str]:
 
 
 def layout_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return the differences between two environments that break bit-for-bit resuming."""
+    """Return the differences between two environments after which a run does not resume bit for bit."""
     names = ("versions", "backend", "device", "num_devices", "num_cpus", "threads", "layout", "processes")
     before = old.get("jax")
     old, new = {**old, **(before if isinstance(before, dict) else {})}, {**new, **new["jax"]}

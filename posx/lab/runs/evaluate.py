@@ -58,8 +58,9 @@ def model_log_probs(
 ):
     """Return the model as `evaluate` takes it: tokens [b, t + 1] -> log-probabilities [b, t].
 
-    Sharded parameters stay sharded, and every process that holds some calls this. Many windows are sharded over `DATA`,
-    few by the tokens of each. Raises UndefinedLength for windows that the model does not serve.
+    Sharded parameters stay sharded, and every process that holds a shard must call the result. Windows are sharded over
+    `DATA`. If they are fewer than devices, the tokens of each window are sharded instead. Raises UndefinedLength for
+    windows that the model does not serve.
     """
     on = functools.cache(functools.partial(on_devices, params))
 
@@ -83,7 +84,7 @@ def model_log_probs(
 
 
 def _together(model: Model, how: tuple[str, str], layout: Layout, params: Any, tokens: np.ndarray) -> np.ndarray:
-    """Return log-probabilities by all devices of a layout: rows are sharded if there are as many, else their tokens."""
+    """Return log-probabilities by all devices of a layout, with the rows sharded, or the tokens of few rows."""
     rows = layout.mesh.shape[DATA]
     padded = np.pad(tokens, ((0, -len(tokens) % rows if len(tokens) >= rows else 0), (0, 0)))
     with jax.set_mesh(layout.mesh):
@@ -109,8 +110,8 @@ def evaluate_run(
 ) -> list[dict[str, Any]]:
     """Return all rows that `config` asks for. Missing rows are computed and appended to `eval.jsonl` one by one.
 
-    If a longer window than ever changes which tokens are scored, the lengths measured before are measured again. The
-    validation text must be long enough: see `posx.lab.runs.checks.check_stream`.
+    A window longer than all before changes which tokens are scored. The lengths measured before are then measured
+    again. The validation text must be long enough: see `posx.lab.runs.checks.check_stream`.
     """
     processes.on_first(lambda: damage.mend_rows(folder))
     facts = facts_of(run, model, dataset, folder, step)
@@ -162,7 +163,8 @@ def _say_why(one: EvaluationPlan, name: str) -> None:
 def facts_of(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, step: int) -> dict[str, Any]:
     """Return the fields that all rows of a run have.
 
-    code: of the user's own encodings, as they are now. weights: a digest of the parameters in their checkpoint.
+    `code` has the digests of the user's own encodings as they are now. `weights` is the digest of the parameters in
+    their checkpoint.
     """
     code, weights = code_of(model.encodings), processes.broadcast(lambda: folder.weights_by_step().get(step, ""))
     return {
@@ -192,7 +194,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _say_without_begin(missing: Sequence[Asked], stream: np.ndarray, tokenizer: Tokenizer, name: str) -> None:
-    """Say how many windows begin with the begin token of the tokenizer's own template, unless all do."""
+    """Say how many windows begin with the begin token of the tokenizer's template, unless all do."""
     begin, firsts = tokenizer.begin, dict[str, list[np.ndarray]]()
     for one in missing:
         if one.windows is not None and one.begins is not None:

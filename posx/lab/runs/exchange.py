@@ -43,7 +43,10 @@ SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"
 def import_model(source: ForeignModel, whose: str, folder: RunFolder) -> RunConfig:
     """Write a run with the weights of a model into an empty folder; return its settings.
 
-    whose: the name of the model in messages and labels.
+    Args:
+      source: the model.
+      whose: its name in messages and labels.
+      folder: of the run.
 
     Raises:
       ConfigError: the model does not have the shape that posx has.

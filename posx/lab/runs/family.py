@@ -38,12 +38,20 @@ def one_rope(config: Config) -> dict[str, Encoding]:
 class Family:
     """A model type of transformers.
 
-    settings: those of `ModelConfig` that all its models share. keys: all keys of its configs. positions: the encoding
-    of each layer type, {"": encoding} if all have one. window: whether layers have one, if no layer types are named.
-    pattern: every layer of this number then has none. activation: whether the config names one of GELUS. partial:
-    whether RoPE may rotate a share of the channels. fused: how queries, keys and values share an array: in "blocks", or
-    by "heads". inputs_first: matrices are [inputs, outputs]. scaled: the model itself multiplies embeddings by sqrt(m).
-    offset: added to the scales of norms. buffers: arrays of a layer that no model needs.
+    Attributes:
+      names: the names of its arrays.
+      settings: those of `ModelConfig` that all its models share.
+      keys: all keys of its configs.
+      positions: the encoding of each layer type, {"": encoding} if all layers have one.
+      window: layers have a window, if no layer types are named.
+      pattern: every layer of this number has no window; 0 for none.
+      activation: the config names one of GELUS.
+      partial: RoPE may rotate a share of the channels.
+      fused: how queries, keys and values share an array: in "blocks" or by "heads"; "" if they do not.
+      inputs_first: matrices are [inputs, outputs].
+      scaled: the model itself multiplies embeddings by sqrt(m).
+      offset: added to the scales of norms.
+      buffers: arrays of a layer that no model needs.
     """
 
     names: Names
@@ -132,7 +140,7 @@ class Family:
         return self._turned(name.rpartition(".")[2], array)
 
     def _turned(self, role: str, array: np.ndarray) -> np.ndarray:
-        """Return a matrix of the other format: inputs come first in posx, outputs in most files."""
+        """Return a matrix in the other format: posx has [inputs, outputs], most files have [outputs, inputs]."""
         turns = role == "unembedding" or not (self.inputs_first or role in ("embedding", "table"))
         return np.ascontiguousarray(array.T) if turns and array.ndim == 2 else array
 

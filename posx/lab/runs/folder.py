@@ -195,7 +195,7 @@ class RunFolder:
             raise WorkdirError(f"{self.config_file} cannot be read: {error}") from None
 
     def owners(self) -> set[str]:
-        """Return the hashes of the runs that the whole files here are of, without that of `config.json`."""
+        """Return the hashes of the runs that wrote the whole files here, without that of `config.json`."""
         found = {manifests.run_of(self.checkpoints, step) for step in manifests.steps(self.checkpoints)}
         found |= {str(row.get("hash", "")) for row in rows.read(self.eval_file)}
         return (found | {str(checksums.whole(self.done_file).get("hash", ""))}) - {""}
@@ -203,8 +203,8 @@ class RunFolder:
     def check_resumes(self, run: RunConfig) -> None:
         """Raise WorkdirError with every differing setting if the folder holds another run than `run`.
 
-        While the text of `run` is not read, it counts as that of the run in the folder. Damaged settings are no
-        obstacle if all else in the folder is of `run`.
+        As long as the text of `run` is not read, it counts as the text of the run in the folder. Damaged settings raise
+        nothing if all else in the folder is of `run`.
         """
         if not self.config_file.exists():
             if any(self.checkpoints.glob("*.json")):
@@ -324,7 +324,7 @@ class RunFolder:
         """Hold the folder for this process, or for all processes of one run.
 
         Args:
-          facts: by name; the same in all of these processes, else they were not started alike.
+          facts: {name: value}. All of these processes must give equal facts, as they were started with equal settings.
           begin: called once the folder is held, by the process that writes in it.
 
         Raises:

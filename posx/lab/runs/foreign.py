@@ -27,9 +27,14 @@ _SAVE = "Save one with a fast tokenizer's save_pretrained."
 
 
 class ForeignModel(NamedTuple):
-    """A model that was read: its config, its arrays by name, its tokenizer, and the digest of its files.
+    """A model that was read from its files.
 
-    tokenizer: the text of a tokenizer.json with the ids of the model, see `with_model`.
+    Attributes:
+      config: its config.json, or what a GGUF file holds of it.
+      arrays: returns the array of a name.
+      names: of the arrays.
+      tokenizer: the text of a tokenizer.json with the ids of the model, see `with_model`.
+      digest: of its files.
     """
 
     config: Mapping[str, Any]

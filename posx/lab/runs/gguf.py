@@ -224,7 +224,7 @@ def _rope(architecture: str, own: Values, width: int, factors: Mapping[str, list
 def _longrope(
     architecture: str, factors: Mapping[str, list[float]], factor: float, length: int, given: tuple[int, float | None]
 ) -> dict[str, Any]:
-    """Return LongRoPE's parameters. Raises ConfigError where llama.cpp and transformers differ."""
+    """Return LongRoPE's parameters. Raises ConfigError if llama.cpp and transformers differ."""
     original, growth = given
     if factor != 1:
         raise ConfigError(

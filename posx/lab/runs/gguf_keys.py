@@ -15,7 +15,7 @@ from posx.errors import ConfigError
 
 Kind = Literal["read", "neutral", "irrelevant", "refused"]
 
-#: The fix of a file that says less than its model's config.
+#: How to fix a file that has less than the config of its model.
 FOLDER = "Import the model's folder with config.json and safetensors instead."
 
 #: {general.architecture: the model type of transformers}.

@@ -17,9 +17,11 @@ from posx.lab.runs.gguf_keys import FOLDER, shown
 class Split(NamedTuple):
     """How llama.cpp reads a pre-tokenizer.
 
-    pattern: the regular expression of pieces that are cut out first, "" for the split that transformers set.
-    alone: pieces are final, not split as GPT-2 does. whole: a piece that is a token is not merged. begin: the default
-    of add_bos_token.
+    Attributes:
+      pattern: the regular expression of pieces that are cut out first, "" for the split that transformers set.
+      alone: pieces are final, not split as GPT-2 does.
+      whole: a piece that is a token is not merged.
+      begin: the default of add_bos_token.
     """
 
     pattern: str = ""

@@ -26,7 +26,7 @@ DECLARED: Mapping[str, Config] = _FILE["keys"]
 #: The keys whose values are configs of their own, in MPT.
 NESTED = ("attn_config", "ffn_config")
 
-#: {what they are about: keys that change no logits}, in every family.
+#: {topic: its keys, which change no logits}, in every family.
 IRRELEVANT = {
     "dropout, which acts in training": """
         attention_dropout attention_probs_dropout_prob attn_pdrop classifier_dropout emb_pdrop embd_pdrop hidden_dropout
@@ -60,7 +60,7 @@ IRRELEVANT = {
 }  # fmt: skip
 _IRRELEVANT = frozenset(key for keys in IRRELEVANT.values() for key in keys.split())
 
-#: {what they ask for: keys that may change the model}. None, false and empty values ask for nothing.
+#: {feature: keys that ask for it and may change the model}. None, false and empty values ask for nothing.
 REASONS = {
     "quantised weights. Save the model dequantised first": "quantization_config compression_config",
     "other files than model.safetensors and config.json": "transformers_weights configuration_files",
@@ -75,7 +75,7 @@ REASONS = {
         attention_multiplier embedding_multiplier logits_scaling moe_intermediate_size num_experts num_experts_per_tok
         num_local_experts qk_layernorm residual_multiplier use_qk_norm""",
 }  # fmt: skip
-#: {key: what it asks for}, in every family that does not read it.
+#: {key: the feature that it asks for}, in every family that does not read the key.
 REFUSED = {key: why for why, keys in REASONS.items() for key in keys.split()}
 #: Keys with one value in every family. A decoder of transformers whose config says otherwise sees later tokens.
 NEEDED = {"is_causal": True}
@@ -85,11 +85,13 @@ NEEDED = {"is_causal": True}
 class Keys:
     """The keys of a family's configs.
 
-    reads: {key: Llama's key of the same meaning}. Two keys with one meaning must agree.
-    needed: {key: the value that posx has}, which is read too.
-    repeats: {key: Llama's key}: transformers does not read it, so it must agree with what is read.
-    irrelevant: keys that change no logits, beside those of every family.
-    defaults: {Llama's key: its value} of keys that transformers does not declare.
+    Attributes:
+      name: the model type.
+      reads: {key: Llama's key of the same meaning}. Two keys with one meaning must agree.
+      needed: {key: the value that posx has}, which is read too.
+      repeats: {key: Llama's key}. transformers does not read the key, so it must agree with the one that is read.
+      irrelevant: keys that change no logits, beside those of every family.
+      defaults: {Llama's key: its value} of keys that transformers does not declare.
     """
 
     name: str

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 FORMAT, SUFFIX = "posx 1", ".safetensors"
 
-#: Among the digests of arrays, that of all else.
+#: The name, among the digests of arrays, of the digest of everything else.
 HEADER = ""
 
 
@@ -307,7 +307,7 @@ def is_export(path: Path) -> bool:
     try:
         with safe_open(path, "numpy") as file:
             return (file.metadata() or {}).get("format", "").startswith("posx ")
-    except Exception:  # damaged so that nothing tells, or of something else
+    except Exception:  # not a file of posx, or too damaged to show it
         return False
 
 

@@ -1,4 +1,4 @@
-"""One run from its settings to `DONE`: checks first, then training, then evaluation; what is finished is kept."""
+"""One run from its settings to `DONE`: checks, then training, then evaluation. Finished parts are kept."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ def train_and_evaluate(
 ) -> list[dict[str, Any]]:
     """Train, evaluate and mark `folder` done; return the rows. Every finished part is kept and not done again.
 
-    mesh: "DATAxMODEL" to shard the state over devices too, see `posx.lab.training.layout`. parent: the run whose
-    weights this one starts from, if `run.parent` names one.
+    Args:
+      run: its settings.
+      folder: of the run.
+      mesh: "DATAxMODEL" to shard the state over devices too, see `posx.lab.training.layout`.
+      parent: the run whose weights this one starts from, if `run.parent` names one.
     """
     run, how, dataset = _prepared(run, folder, mesh)
     facts = {

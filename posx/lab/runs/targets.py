@@ -1,4 +1,4 @@
-"""The targets that a run is measured on: those of its longest windows ever, so that its rows compare.
+"""The targets that a run is measured on: those of the longest windows so far, so that its rows can be compared.
 
 The longest window decides which tokens a protocol scores: a stretch holds whole windows, and sliding ones need a
 warm-up. That length is the anchor. Rows keep it and it can only rise. Earlier rows are then measured again.
@@ -31,10 +31,15 @@ _COMPARED = frozenset({"block_len", "max_targets", "stride", "targets"})
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationPlan:
-    """The rows that are asked of one `protocol`.
+    """The rows that are asked of one protocol.
 
-    lengths: requested. moved: lengths whose stored rows used an older set of targets. stored: rows on the current
-    targets, by length. apart: rows with another number of targets or another stride.
+    Attributes:
+      protocol: with the settings of the run.
+      anchor: the longest window so far, which places the targets, in tokens.
+      lengths: requested.
+      moved: lengths whose stored rows used an older set of targets.
+      stored: rows on the current targets, by length.
+      apart: rows with another number of targets or another stride.
     """
 
     protocol: Protocol
@@ -53,9 +58,15 @@ def evaluation_plans(
     place: Callable[[Protocol, int], str],
     defined: Callable[[int], bool],
 ) -> list[EvaluationPlan]:
-    """Return what `config` asks of a run whose own settings are `own`, for each protocol.
+    """Return the rows that `config` asks of a run, for each protocol.
 
-    rows: the stored rows of one step and one text. place: the digest of the targets of a protocol at a length.
+    Args:
+      config: the requested evaluation.
+      own: the run's own settings of evaluation.
+      train_len: tokens.
+      rows: the stored rows of one step and one text.
+      place: returns the digest of the targets of a protocol at a length.
+      defined: returns whether the model is defined at a length.
     """
     longest = max(longest_window(one, train_len) for one in (config, own))
     found = []
@@ -77,8 +88,13 @@ def evaluation_plans(
 class Asked:
     """A row that is asked of a run.
 
-    targets: the scored ones. windows: [n, 3], as `Targets.windows`, or None if the model is not defined at the length.
-    begins: whether token 0 of the stream takes the place of their first token, [n]. stored: the row, if it is there.
+    Attributes:
+      plan: of its protocol.
+      length: of its windows, in tokens.
+      targets: the scored ones.
+      windows: [n, 3], as `Targets.windows`; None if the model is not defined at the length.
+      begins: [n], token 0 of the stream takes the place of the first token of the window; None as `windows`.
+      stored: the row, if the folder holds it.
     """
 
     plan: EvaluationPlan
@@ -128,7 +144,13 @@ def asked_rows(
 ) -> list[Asked]:
     """Return the rows that `config` asks of a run, with those that its folder holds, in the order of measuring.
 
-    facts: the fields of its rows that name weights and text (hash, step, data_digest, weights and code).
+    Args:
+      run: its stored settings.
+      config: the requested evaluation.
+      model: of the run.
+      dataset: the text to score.
+      folder: of the run.
+      facts: the fields of its rows that name weights and text: hash, step, data_digest, weights and code.
     """
     stream, documents = stream_of(dataset)
     here = {name: facts[name] for name in ("hash", "step", "data_digest", "weights") if name in facts}
@@ -153,8 +175,8 @@ def asked_rows(
 def is_answer(row: Row, config: EvalConfig) -> bool:
     """Tell whether a stored row need not be computed again.
 
-    A named executor is measured itself, and another precision. A row of status "oom" is tried again, as this may be
-    another machine.
+    A row of another precision is computed again. So is a row of another executor, if the config names one, and a row of
+    status "oom", as this may be another machine.
     """
     alike = config.executor in ("auto", row.get("executor", "auto")) and config.precision == row.get("precision")
     return row.get("status") != "oom" and alike

@@ -1,4 +1,4 @@
-"""The axes of a sweep: settings, the values each takes, and the run that a combination of them is."""
+"""The axes of a sweep: its settings, their values, and the run of each combination of values."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Point = Mapping[str, Any]
 
 
 def points_of(config: ConfigDict) -> list[Point]:
-    """Return every combination of the values on the axes of a sweep, where axes that `sweep.zip` joins are one axis.
+    """Return every combination of the values on the axes of a sweep. Axes that `sweep.zip` joins are one axis.
 
     Training lengths vary slowest, then encodings, other settings and seeds.
 
     Raises:
-      ConfigError: a setting is not known or has no value, a value is named twice, axes cannot be joined, or there are
-        more than MOST_RUNS combinations.
+      ConfigError: for an unknown setting, one without values or with a value named twice, axes that cannot be joined,
+        or more than MOST_RUNS combinations.
     """
     axes = axes_of(config)
     groups = _groups(config, axes)

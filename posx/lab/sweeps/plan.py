@@ -1,4 +1,4 @@
-"""The runs of a sweep, and the tables of `--dry_run` and `--status`: the time that they take, and how far they are."""
+"""The runs of a sweep, and the tables of `--dry_run` and `--status`: their expected time and their progress."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ USUAL_SHARE = 0.5
 def plan(config: ConfigDict, workdir: Path, read: bool = False) -> list[Job]:
     """Return the runs of a sweep: every combination of the values on its axes, each in its folder.
 
-    A run is in the folder that holds it already, else in one named by what varies. `read` reads the texts, whose
-    digests tell runs apart. Without it, the texts of the runs in the folder are taken as unchanged.
+    A run is in the folder that holds it already, else in a new one, named after the settings that vary. `read` reads
+    the texts, whose digests tell runs apart. Without `read`, the texts of the runs in the folder count as unchanged.
 
     Raises:
       ConfigError: with every problem of every run; or two runs are the same.
@@ -59,7 +59,7 @@ def plan(config: ConfigDict, workdir: Path, read: bool = False) -> list[Job]:
 
 
 def _with_texts(jobs: Sequence[Job], held: Mapping[RunFolder, RunConfig], read: bool) -> list[Job]:
-    """Return the jobs with the digests of their texts, at the places where earlier runs of the folder found them."""
+    """Return the jobs with the digests of their texts, at the places known to earlier runs of the folder."""
     found: list[Job] = []
     datasets: dict[DataConfig, Dataset] = {}
     for job in jobs:
@@ -109,7 +109,7 @@ def _once(jobs: Sequence[Job]) -> list[Job]:
 
 
 def _in_their_folders(jobs: Sequence[Job], held: Mapping[RunFolder, RunConfig], workdir: Path) -> list[Job]:
-    """Return the jobs in the folders that hold them, whatever those are called.
+    """Return the jobs in the folders that hold them, whatever the names of these folders.
 
     If the folder of a new run's name holds another run, the hash of the new run is appended to the name.
     """
@@ -183,7 +183,7 @@ def preview(jobs: Sequence[Job], values: Mapping[str, Any]) -> str:
 
 
 def status(jobs: Sequence[Job], workdir: Path) -> str:
-    """Return the table of how far each run is, which process is at it, and the state of its SLURM job."""
+    """Return the table of each run's progress, the process that works on it, and the state of its SLURM job."""
     queued = jobs_of(workdir)
     table, ended = [["run", "is", "at work", "job"]], 0
     for job in jobs:
@@ -201,7 +201,7 @@ def _median(measured: Sequence[Any]) -> float | None:
 
 
 def _state(job: Job, part: float) -> str:
-    """Return how far a run is, of which a part is finished, or its damage."""
+    """Return the progress of a run, of which `part` is finished, or its damage."""
     if part == 1:
         return "finished"
     if found := job.damages():

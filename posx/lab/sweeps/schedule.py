@@ -16,7 +16,7 @@ from posx.lab.runs.cost import COMPILING
 from posx.machine.cores import equal_parts
 
 #: Seconds that a training step takes longer on several devices than its share of the work, as they wait for each other.
-#: Measured on 4 cores at widths 96 to 256, where 4 devices reach 0.65 to 0.93 of the speed of 4 one-core processes.
+#: Measured on 4 cores at widths 96 to 256: 4 devices reach 0.65 to 0.93 of the speed of 4 one-core processes.
 SYNC_SECONDS = 0.015
 #: Seconds from the start of a process to its second step, spent on one core by Python and the compiler. Each evaluated
 #: length is one more program to compile, see COMPILING.
@@ -32,10 +32,18 @@ PROCESS_MEMORY, MEMORY_SHARE = 600e6, 0.8
 class Cost(NamedTuple):
     """The expected cost of a run.
 
-    flops; lengths to evaluate; memory in bytes; steps of training; speed of one core in FLOP/s; start in seconds.
+    The rows of a batch are sharded equally. If runs are equally long, lower seeds go first. Runs that share programs
+    then start at different times, and only the first has to compile them.
 
-    The rows of a batch are sharded equally, 0 of them over any number of devices. If runs are equally long, lower seeds
-    go first: runs that share programs then start apart, as only the first has to compile them.
+    Attributes:
+      flops: of the whole run.
+      lengths: windows to evaluate, each a program to compile.
+      memory: bytes.
+      steps: of training.
+      rows: of a batch; 0 can be sharded over any number of devices.
+      seed: of the run.
+      speed: of one core, in FLOP/s.
+      start: seconds.
     """
 
     flops: float
@@ -67,7 +75,11 @@ class Cost(NamedTuple):
 class Schedule:
     """The number of processes at once, and the cores of each.
 
-    More processes than cores take turns on all cores. A width of 0 binds them to no cores. why: a reason to show.
+    Attributes:
+      cores: of the machine.
+      at_once: processes. If they are more than `cores`, they take turns on all cores.
+      width: cores of each process; 0 binds processes to no cores.
+      why: a reason to show.
     """
 
     cores: int
@@ -76,7 +88,7 @@ class Schedule:
     why: str = ""
 
     def wall_seconds(self, seconds: Iterable[float]) -> float:
-        """Return the expected wall time of runs that take so many seconds each on their cores, in order of start."""
+        """Return the expected wall time of runs that take these seconds each on their cores, in order of start."""
         waiting, running, now = [time for time in seconds if time > 0], list[float](), 0.0
         while waiting or running:
             places = self.at_once - len(running)

@@ -31,8 +31,8 @@ ALONE = "--processes=1"
 class _Task:
     """A command on the folder of a run. It logs to `log.txt` there, and prints results to its `output` if it has one.
 
-    Each kind of task has a `cost`, a `command` in words, its `progress` (the finished part, below 1 until it ends), and
-    in a few words its present `state` and its `outcome`.
+    Each kind of task has a `cost`, a `command` in words, and its `progress`: the finished part, below 1 until it ends.
+    `state` describes the running task in a few words, `outcome` its result.
     """
 
     run: RunConfig
@@ -45,7 +45,7 @@ class _Task:
 
     @functools.cached_property
     def expected(self) -> Expected:
-        """The cost of the whole run, whose tokenizer its folder may hold. Raises PosxError if nothing tells it."""
+        """The cost of the whole run, whose tokenizer its folder may hold. Raises PosxError if it is not known."""
         return expected(at_hand(self.folder, self.run))
 
     @functools.cached_property
@@ -58,7 +58,7 @@ class _Task:
     def part_of_rows(self, before: int = 0) -> float:
         """Return the finished part of the evaluation, by operations, from the rows after the first `before` ones.
 
-        The rows before them, which are not computed again, are no part of it.
+        The first `before` rows are not computed again, so they do not count.
         """
         rows, weights = self.folder.measured(), self._row_flops
         done = sum(weights.get(row, 0.0) for row in self._answered(rows[before:]))
@@ -74,7 +74,7 @@ class _Task:
 
 @dataclasses.dataclass(frozen=True)
 class Job(_Task):
-    """One run of a sweep, trained and evaluated. point: the values on the axes that it is at."""
+    """One run of a sweep, trained and evaluated. `point` has its values on the axes."""
 
     point: Point = dataclasses.field(default_factory=dict)
 
@@ -134,17 +134,14 @@ class Job(_Task):
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation(_Task):
-    """One run, evaluated.
+    """The evaluation of a run. `run` holds its settings, with those that the flags set."""
 
-    run: its settings, with those that the flags `words` set. speed: FLOP/s of one core.
-    """
-
-    words: tuple[str, ...] = ()
-    speed: float = CORE_SPEED
+    words: tuple[str, ...] = ()  # flags of `posx evaluate`
+    speed: float = CORE_SPEED  # FLOP/s of one core
 
     @functools.cached_property
     def cost(self) -> Cost:
-        """The expected cost, 0 if the folder does not tell it: the task's process will say what is missing there."""
+        """The expected cost, 0 if the folder does not tell it. The process of the task then says what is missing."""
         with contextlib.suppress(PosxError):
             found, stored = self.expected, self._answered(self.folder.measured())
             missing = {length: n for (name, length), n in self._row_flops.items() if n and (name, length) not in stored}

@@ -81,7 +81,7 @@ class Checkpoints:
 
     def _make_room(self, step: int) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        manifests.path_of(self.folder, step).unlink(missing_ok=True)  # a damaged one that was passed over
+        manifests.path_of(self.folder, step).unlink(missing_ok=True)  # a damaged step that was passed over
         self._sweep()
 
     def _write(self, step: int, arrays: dict[str, Any]) -> None:
@@ -139,7 +139,7 @@ class Checkpoints:
         manifest = manifests.read(self.folder, step)
         saved = manifest["arrays"]
         problems = _differences(saved, wanted)
-        # Only a manifest that is true to all its arrays proves another model. Else it is itself damaged.
+        # Only a manifest that matches all its arrays proves that the model differs. Otherwise the manifest is damaged.
         names = saved if problems else wanted
         args = {name: _restored_as(saved[name], None if problems else wanted[name]) for name in names}
         try:
@@ -165,7 +165,7 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def _one_error_is_enough() -> Iterator[None]:
-    """Hide the follow-up errors of pending tasks if a save or restore fails, from then on, as they may come late."""
+    """Hide the errors that pending tasks report after a failed save or restore, however late they come."""
     shown, raised = sys.unraisablehook, sys.excepthook
 
     def unraisable(found: Any) -> None:
@@ -259,7 +259,7 @@ def sha256_of(array: np.ndarray) -> str:
 
 
 def _sum(array: Any) -> str:
-    """Return a digest that is the same however an array is sharded, computed where its shards are."""
+    """Return a digest that is the same however an array is sharded, computed on the devices of its shards."""
     return "".join(f"{int(one):08x}" for one in np.asarray(_sums(array)))
 
 

@@ -1,9 +1,9 @@
-"""How training lies on devices: the rows of a batch, and the state.
+"""The layout of training on devices: of the rows of a batch, and of the state.
 
-Rows are sharded, and each device has a copy of the state, as one machine does by itself. Or parameters and both moments
-are sharded as well, by the table `RULES`, over a mesh `DATA` x `MODEL` that may span many processes. XLA then gathers
-the weights of a layer for their use and brings their gradients back (FSDP, arXiv 2304.11277; over `MODEL` as
-Megatron-LM, arXiv 1909.08053). The step is the same function in both.
+Rows are sharded, and by default each device has a copy of the state. With a mesh `DATA` x `MODEL`, parameters and both
+moments are sharded too, by the table `RULES`. The mesh may span many processes. XLA then gathers the weights of a layer
+for their use and brings their gradients back (FSDP, arXiv 2304.11277; over `MODEL` as Megatron-LM, arXiv 1909.08053).
+The step is the same function in both.
 """
 
 from __future__ import annotations
@@ -45,9 +45,12 @@ RULES: dict[tuple[str, ...], tuple[str, str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The devices of training: `data` of them with a copy of the state each, or with `model`, `data` x `model` parts.
+    """The devices of training. DATA divides the rows of every part of a batch.
 
-    DATA divides the rows of every part of a batch.
+    Attributes:
+      data: devices along the axis DATA.
+      model: devices along the axis MODEL. Each of the `data` x `model` devices then holds a part of the state. 0 gives
+        each of `data` devices a copy of the whole state.
     """
 
     data: int = 1
@@ -135,9 +138,10 @@ def rows_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def agreement(layout: Layout) -> Callable[[bool], bool]:
-    """Return a function that tells all processes at the same call whether one of them has raised its flag.
+    """Return a function that reports in all processes, at the same call, whether one of them has raised its flag.
 
-    With several processes it tells of the flags at the call before. Their result is known by now, so nothing waits.
+    With several processes it reports the flags of the previous call. Their result has arrived by then, so no process
+    waits.
     """
     if jax.process_count() == 1:
         return bool
@@ -163,9 +167,15 @@ def spec(path: tuple[Any, ...], shape: tuple[int, ...], sizes: dict[str, int]) -
 
 
 def asked_layout(text: str, rows: int, key_heads: int) -> Layout:
-    """Return the layout of `--mesh=DATAxMODEL`; "" for copies on all devices of several processes, or for one device.
+    """Return the layout of `--mesh=DATAxMODEL`.
 
-    rows: of a part of a batch, which DATA must divide; key_heads: which MODEL must divide. Raises ConfigError.
+    Args:
+      text: the mesh. "" stands for copies on all devices of several processes, or for one device.
+      rows: of a part of a batch, which DATA must divide.
+      key_heads: which MODEL must divide.
+
+    Raises:
+      ConfigError: the mesh does not fit.
     """
     devices, several = jax.device_count(), jax.process_count() > 1
     if not text and not several:

@@ -52,10 +52,19 @@ def train(
 ) -> State:
     """Train to `train.steps` from the newest good checkpoint in `folder`, or from step 0; return the final state.
 
-    first: maps fresh parameters to those of step 0.
+    A resumed run continues bit for bit as if it had never stopped. The state holds all that changes, and batches and
+    dropout are functions of the step.
 
-    Resumes bit for bit as if never interrupted: the state holds all that changes, batches and dropout are functions of
-    the step. Raises NonFiniteError with the step; the last good checkpoint stays.
+    Args:
+      run: its settings.
+      model: of the run.
+      dataset: the text.
+      folder: of the run.
+      layout: the devices.
+      first: maps fresh parameters to those of step 0.
+
+    Raises:
+      NonFiniteError: with the step. The last good checkpoint stays.
     """
     config, rates, name = run.train, run.rates, folder.path.name
     checkpoints = Checkpoints(folder.checkpoints, config.keep_checkpoints, run.hash)
@@ -110,7 +119,7 @@ def _save_and_stop(checkpoints: Checkpoints, state: State, folder: RunFolder, st
 def dispatches(config: TrainConfig, start: int) -> Iterator[range]:
     """Yield steps `start` .. `train.steps` - 1 as they are sent to the device: none passes a log line or a checkpoint.
 
-    The first goes alone, so that the cost of a start is known from compiling and one step.
+    The first step is sent alone, so that the cost of a start is compiling and one step.
     """
     size = 1
     while start < config.steps:
@@ -150,7 +159,7 @@ def _memory_errors(name: str, accumulation: int) -> Iterator[None]:
 
 
 def _finite(state: State, folder: RunFolder, step: int) -> State:
-    """Return `state` if its parameters are finite: others must never become the last good checkpoint."""
+    """Return `state` if its parameters are finite. Other parameters must never become the last good checkpoint."""
     params: list[Any] = jax.tree.leaves(state["params"])
     if all(param.is_fully_replicated for param in params):
         finite = all(np.isfinite(np.asarray(param)).all() for param in params)

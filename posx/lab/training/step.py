@@ -32,7 +32,15 @@ def init_state(model: Model, config: TrainConfig) -> State:
 
 
 def loss(model: Model, params: State, tokens: jax.Array, dropout_rng: jax.Array | None, executor: str) -> jax.Array:
-    """Return the mean NLL (nats/token) of tokens [b, t + 1], all from position 0. dropout_rng: keys [b]."""
+    """Return the mean NLL (nats/token) of tokens [b, t + 1], all from position 0.
+
+    Args:
+      model: the model.
+      params: its parameters.
+      tokens: [b, t + 1].
+      dropout_rng: keys [b], None for no dropout.
+      executor: of attention.
+    """
     pos = sequential(tokens.shape[1] - 1)
     return -model.log_probs(params, tokens, pos, dropout_rng, executor).mean()
 
@@ -176,8 +184,8 @@ def _positions(model: Model, rates: Rates) -> dict[tuple[str, ...], Rate]:
 def flops_per_token(model: Model, length: int) -> float:
     """Count the floating-point operations per token of one training step.
 
-    These are 6 per matmul weight, and 6 m L per layer for attention: causal-exact (half of the square), without
-    recomputation, and nothing for the encoding, whose cost shows as a lower MFU.
+    These are 6 per matmul weight, and 6 m L per layer for attention, which counts the causal half of the square.
+    Recomputation does not count. Nor does the encoding, whose cost shows as a lower MFU.
     Source: PaLM (arXiv 2204.02311) appendix B, halved for causality.
     """
     config, dims = model.config, model.dims

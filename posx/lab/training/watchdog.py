@@ -12,17 +12,18 @@ from posx.errors import Stopped
 from posx.lab.progress import duration
 from posx.notices import say
 
-#: A run is given up after this, or after so many times the longest time that it ever took between two signs of life.
+#: A process is ended after LEAST_SECONDS without a beat, or after LONGER times its longest time between two beats if
+#: that is more.
 LEAST_SECONDS, LONGER = 600.0, 20.0
-#: Seconds until the process ends if the report hangs too, as on a disk that hangs.
+#: Seconds until the process ends if its report hangs too, for example because the disk hangs.
 REPORT_SECONDS = 30.0
 
 
 class Watchdog:
     """A thread that ends the process with exit code 75 if no `beat` follows another for too long.
 
-    Time is counted in ticks of its own thread, not read off a clock: a process that was stopped, or a machine that
-    slept, had none. Compiling and saving may take any time: the watch starts with the first beat, and pauses. The
+    Time is counted in ticks of its own thread, not read off a clock. While a process is stopped or a machine sleeps,
+    there are no ticks. Compiling and saving may take any time: the watch starts with the first beat, and pauses. The
     stacks of all threads are left in the run's `stacks.txt`. Native code that hangs with Python's lock is not seen.
 
     steps: most steps of training from one beat to the next; the first beat comes after one.

@@ -1,4 +1,4 @@
-"""A user's encoding that tells Python of every call, which waits HANG_SECONDS each time after HANG_AFTER of them."""
+"""A user's encoding that calls Python each time. After HANG_AFTER calls each waits HANG_SECONDS."""
 
 import dataclasses
 import os

@@ -31,9 +31,9 @@ from posx.notices import say
 
 #: How often a task is started if it is stopped from outside, as schedulers do.
 STARTS = 3
-#: Seconds from one look at exit codes to the next, and from one look at the progress of tasks to the next.
+#: Seconds between two checks of exit codes, and between two checks of the progress of tasks.
 WAIT_SECONDS, LOOK_SECONDS = 0.2, 2.0
-#: Seconds that tasks have to save and end. Schedulers leave a job as long between SIGTERM and SIGKILL.
+#: Seconds that tasks have to save and end. Schedulers give a job the same time between SIGTERM and SIGKILL.
 STOP_SECONDS = 25.0
 #: The meaning of a signal that ends a process before it can name a reason, by its exit code.
 SIGNALS = {-9: "killed (often: out of memory)", -7: "a file that it reads was truncated, or memory failed (SIGBUS)"}
@@ -111,11 +111,12 @@ class Worker:
 class Engine:
     """A place to run tasks, as its schedule says, and the state of those that it runs.
 
-    left: seconds that each task needs, as expected from its progress. parts: the finished parts.
+    `left` holds the seconds that each task needs, as expected from its progress. `parts` holds the finished part of
+    each task.
     """
 
     schedule: Schedule
-    pace: float | None = None  # seconds in which an expected second passes, None if nothing tells
+    pace: float | None = None  # seconds that an expected second takes, None if that is not known
 
     def start(self, task: Task) -> Worker | None:
         """Start a task beside the `running` workers, or return None if it must wait. Raises PosxError."""
@@ -132,7 +133,11 @@ class Engine:
     ) -> dict[RunFolder, str]:
         """Run tasks, the longest first; return {folder: reason} of failures.
 
-        echo: print the lines that tasks log. ended: called with each task that ends well; may raise PosxError.
+        Args:
+          tasks: none of which has begun.
+          title: of the meter.
+          echo: print the lines that tasks log.
+          ended: called with each task that ends well; may raise PosxError.
         """
         say(str(self))
         self.take(tasks, title)
@@ -226,7 +231,7 @@ class Engine:
 
 
 class LocalEngine(Engine):
-    """This machine, for `jobs` of the `tasks` at once, or as many as are fastest if that is 0.
+    """This machine. It runs `jobs` of the `tasks` at once; 0 stands for the fastest number.
 
     An accelerator serves one task at a time unless `jobs` is given, and its tasks are bound to no cores.
     """
@@ -280,7 +285,14 @@ def environment(cost: Cost, cores: int) -> dict[str, str]:
 
 @dataclasses.dataclass
 class RemoteCommand:
-    """The command of a run, to be pickled and run on another machine. settings: environment variables that it gets."""
+    """The command of a run, to be pickled and run on another machine.
+
+    Attributes:
+      words: of the command line.
+      folder: of the run.
+      settings: environment variables that the command gets.
+      began: the working folder of the sweep.
+    """
 
     words: list[str]
     folder: RunFolder
@@ -289,7 +301,7 @@ class RemoteCommand:
 
     @classmethod
     def of(cls, task: Task, cpus: int, **more: Any) -> Self:
-        """Return the command that runs a task with the settings of this process, on so many CPUs. Raises PosxError."""
+        """Return the command that runs a task with the settings of this process, on `cpus` CPUs. Raises PosxError."""
         devices = {"JAX_NUM_CPU_DEVICES": str(cpus), "NPROC": str(cpus)}
         kept = {k: v for k, v in os.environ.items() if k.startswith(CARRIED) and "TOKEN" not in k}
         return cls(task.command(), task.folder, devices | kept, os.getcwd(), **more)

@@ -1,4 +1,4 @@
-"""Run tasks on a Ray cluster. The runs of a machine that is lost go on elsewhere.
+"""Run tasks on a Ray cluster. The runs of a lost machine resume elsewhere.
 
 A task of Ray starts the run's own command and waits for it, so that XLA aborting the run's process does not end Ray's
 worker. Folders are on a path that all machines share. Locks keep two processes out of one folder, and the run of a lost
@@ -35,7 +35,7 @@ CONNECT_SECONDS = 10.0
 
 
 def carry_out(command: RemoteCommand) -> tuple[int, str]:
-    """Run an command as a task of Ray; return its exit code and, if it could not be started, the reason."""
+    """Run a command as a task of Ray. Return its exit code and, if it could not be started, the reason."""
     here, sweep = platform.node(), command.folder.path.parent
     if not command.folder.asked_file.exists():
         return 4, f"{here} does not see {command.folder.path}. Sweeps on Ray need a folder that all machines share."
@@ -106,10 +106,13 @@ class Remote(Worker):
 
 
 class RayEngine(Engine):
-    """A Ray cluster, with so many CPUs and GPUs for each run.
+    """A Ray cluster, with `cpus` and `gpus` for each run.
 
-    address: as `ray.init` takes it. If it is empty, RAY_ADDRESS names the cluster, else it is the one that was started
-    here, else a new one of this machine alone.
+    Args:
+      address: as `ray.init` takes it. If it is empty, RAY_ADDRESS names the cluster. Without that, it is the cluster
+        that was started here, else a new one of this machine alone.
+      cpus: of a run.
+      gpus: of a run, perhaps a fraction.
     """
 
     def __init__(self, address: str, cpus: int, gpus: float):

@@ -36,7 +36,7 @@ SIGNAL_SECONDS, SAVE_PART = 90, 0.6
 #: Jobs of an array at once, unless --slurm.array_parallelism is given, and how often a job whose time is up is queued
 #: again. A job asks for the expected time times MARGIN, at least LEAST_HOURS.
 AT_ONCE, REQUEUES, MARGIN, LEAST_HOURS = 256, 1000, 3.0, 1.0
-#: States of a job that may still get on, as SLURM names them.
+#: States of a job that may still make progress, as SLURM names them.
 ALIVE = {"PENDING", "RUNNING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SUSPENDED", "COMPLETING", "CONFIGURING",
          "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "RESV_DEL_HOLD", "SPECIAL_EXIT", "UNKNOWN"}  # fmt: skip
 
@@ -52,7 +52,7 @@ class QueuedCommand(RemoteCommand):
         """Run the command. Raises RuntimeError with its exit code if it fails, which marks the job as failed."""
         code = Stopped.exit_code
         for start in range(STARTS):
-            if start:  # after SIGTERM the job ends within this time, else it goes on, as after a hung step
+            if start:  # after SIGTERM the job ends within this time, else it continues, as after a hung step
                 time.sleep(SIGNAL_SECONDS)
             self.process = self.start()
             if (code := finish(self.process)) != Stopped.exit_code:
@@ -70,10 +70,14 @@ class QueuedCommand(RemoteCommand):
 
 
 class SlurmEngine(Engine):
-    """SLURM, with so many CPUs and GPUs for each of the `jobs`.
+    """SLURM, with `cpus` and `gpus` for each of the `jobs`.
 
-    options: further settings of SLURM, as `--slurm.partition=gpu` gives them. The cluster "local" is this machine,
-    without SLURM.
+    Args:
+      jobs: of the plan.
+      cpus: of a job.
+      gpus: of a job.
+      options: further settings of SLURM, as `--slurm.partition=gpu` gives them. The cluster "local" is this machine,
+        without SLURM.
     """
 
     def __init__(self, jobs: Sequence[Job], cpus: int, gpus: float, options: Mapping[str, str]):
