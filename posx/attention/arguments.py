@@ -243,10 +243,10 @@ def without_empty(values: Any, idx: Known | None) -> Any:
     if idx is None or (isinstance(idx, np.ndarray) and (idx >= 0).all()):
         return values
     filled = jnp.atleast_2d(jnp.asarray(idx) >= 0)
-    return jax.tree.map(lambda x: kept(x, filled), values)
+    return jax.tree.map(lambda x: zero_outside(x, filled), values)
 
 
-def kept(x: jax.Array, slots: jax.Array) -> jax.Array:
+def zero_outside(x: jax.Array, slots: jax.Array) -> jax.Array:
     """Return x [b, t, ...] with zeros outside of `slots`, bool [b or 1, t]."""
     return jnp.where(jnp.expand_dims(slots, tuple(range(2, x.ndim))), x, jnp.zeros((), x.dtype))
 

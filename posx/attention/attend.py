@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from posx.attention.history import seen_by
 from posx.attention.kernel import is_compiled, kernel, kernel_refusal
 from posx.attention.masks import Mask, causal, require_mask
 from posx.attention.pointwise import shapes_of
-from posx.attention.tiles import Block, Pairs, Tables, Tokens, over_batch
+from posx.attention.tiles import Block, SharedArrays, TileInputs, Tokens, over_batch
 from posx.contract import (
     Encoding,
     Features,
@@ -125,13 +125,58 @@ def attend(
     require_mask(mask)
     require_encoding(encoding, "attend: encoding")
     require_resolved(encoding)
+    slots = as_slots(q_slots), as_slots(q_slots if k_slots is None else k_slots)
+    call = _validated(Call(encoding, params, mask, q, k, v, *slots, x, features, cached))
+    pairs, q_features = _mapped(call)
+    o = barrier(_run(pairs, executor, call.in_order, call.offset)).swapaxes(1, 2)
+    if encoding.acts_on("output"):
+        o = barrier(token_map(encoding, "output", call.params, o, pairs.q.slots.pos, q_features))
+    return o.astype(q.dtype)
+
+
+class Call(NamedTuple):
+    """One call of `attend`, as given and once more after its checks.
+
+    Attributes:
+      encoding, params, mask, q, k, v, x, features, cached: see `attend`. q of five axes are windows.
+      q_at: slots of the queries; k_at: of the keys.
+      in_order: queries and keys are the same tokens, in order of arrival.
+      offset: the first query's position less the first key's, if both are known to count up by 1, else None.
+    """
+
+    encoding: Encoding
+    params: Params
+    mask: Mask
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    q_at: Slots
+    k_at: Slots
+    x: jax.Array | None
+    features: tuple[Features, Features] | None
+    cached: bool
+    in_order: bool = False
+    offset: int | None = None
+
+    @property
+    def queries(self) -> jax.Array:
+        """The queries themselves, [b, q, h, d]."""
+        return self.q[:, :, 0] if self.q.ndim == 5 else self.q
+
+    @property
+    def keys_are_mapped(self) -> bool:
+        return self.cached and not self.encoding.reads_raw_keys
+
+
+def _validated(call: Call) -> Call:
+    """Check a call; return it with sharded arrays, no contents of empty slots, and what is known of its positions."""
+    encoding, params, mask, q, k, v, q_at, k_at, x, features, cached, *_ = call
     if not mask.causal and (refused := [part for part in parts(encoding) if part.causal_only]):
         raise ConfigError(
             f"{refused[-1]} is for causal masks: it does not support keys after the query. Give mask=posx.causal()."
         )
-    given = as_slots(q_slots), as_slots(q_slots if k_slots is None else k_slots)
-    windows = check_vectors(encoding, q, k, v, *given)
-    q_at, k_at, in_order = both_sides(encoding, q.shape[:2], k.shape[:2], *given, k_clean=cached)
+    windows = check_vectors(encoding, q, k, v, q_at, k_at)
+    q_at, k_at, in_order = both_sides(encoding, q.shape[:2], k.shape[:2], q_at, k_at, k_clean=cached)
     check_tokens(encoding, q, k, x, features)
     check_slots(encoding, q_at, k_at, x is not None, windows)
     q, k, v = (sharding.shard(x, axis=x.ndim - 2, over=sharding.head_axis(*k.shape[0::2])) for x in (q, k, v))
@@ -140,49 +185,54 @@ def attend(
         q, x, q_features = without_empty((q, x, q_features), q_at.idx)
         if not cached:
             k, v, k_features = without_empty((k, v, k_features), k_at.idx)
-    given_q, q = q, q[:, :, 0] if windows else q
-    params, keys_mapped = _read_params(encoding, params), cached and not encoding.reads_raw_keys
-    check_call(encoding, params, Use(q, k, v, q_at.pos.dtype, x, q_features, k_features, keys_mapped, cached))
+    params, features = _read_params(encoding, params), (q_features, k_features)
+    offset = consecutive_offset(q_at.pos, k_at.pos) if in_order else None
+    call = Call(encoding, params, mask, q, k, v, q_at, k_at, x, features, cached, in_order, offset)
+    check_call(encoding, params, Use(call.queries, k, v, q_at.pos.dtype, x, *features, call.keys_are_mapped, cached))
+    return call
+
+
+def _mapped(call: Call) -> tuple[TileInputs, Features]:
+    """Return what executors read, the token maps applied, and the features of the queries."""
+    encoding, params, mask, q, k, v, q_at, k_at, x, features, cached, in_order, _ = call
+    q_features, k_features = features or ({}, {})
     if encoding.acts_on("features") and x is not None:
         slots = q_at._replace(idx=None) if in_order else q_at
         q_features = k_features = batch_features(encoding, params, x, slots)[0]
-    offset = consecutive_offset(q_at.pos, k_at.pos) if in_order else None
     q_at, k_at = (jax.tree.map(lambda x: jnp.atleast_2d(jnp.asarray(x)), at) for at in (q_at, k_at))
 
     def mapped(hook: str, x: jax.Array, at: Slots, features: Features) -> jax.Array:
         seen = x if x.ndim == 5 else seen_by(encoding, hook, x, None if in_order else at.idx, at.segment)[0]
         return token_map(encoding, hook, params, seen, at.pos, features)
 
-    mapped_q = mapped("query", given_q, q_at, q_features)
-    mapped_k = k if keys_mapped else mapped("key", k, k_at, k_features)
+    mapped_q = mapped("query", q, q_at, q_features)
+    mapped_k = k if call.keys_are_mapped else mapped("key", k, k_at, k_features)
     mapped_v = v if cached else mapped("value", v, k_at, k_features)
-    queries = _read_tokens(encoding, params, _queries(encoding, params, q, mapped_q, q_at.pos, q_features), q_at)
+    of_queries = _queries(encoding, params, call.queries, mapped_q, q_at.pos, q_features)
+    queries = _read_tokens(encoding, params, of_queries, q_at)
     of_keys = Tokens(mapped_k.swapaxes(1, 2), mapped_v, k, features=k_features)
     keys = _read_tokens(encoding, params, of_keys, k_at, stored=cached and mapped_k is k)
+    return TileInputs(encoding, mask, SharedArrays(params), queries, keys), q_features
 
-    def pairs(params: Params, queries: Block, keys: Block) -> Pairs:
-        return Pairs(encoding, mask, Tables(params), queries, keys)
 
+def _run(pairs: TileInputs, executor: str | Executor, in_order: bool, offset: int | None) -> jax.Array:
+    """Return outputs [b, h, q, d] by the executor, on each device those of its sequences if devices share them."""
+    encoding, mask, (params, *_), queries, keys = pairs
     if executor == "auto":
-        sizes, segments = (q.shape[1], k.shape[1]), q_at.segment is not None
-        tile = shapes_of(pairs(params, queries, keys))
-        executor = choose_executor(encoding, params, mask, sizes, in_order, segments, tile, offset)
+        segments, tile = queries.slots.segment is not None, shapes_of(pairs)
+        executor = choose_executor(encoding, params, mask, pairs.sizes, in_order, segments, tile, offset)
+    call = EXECUTORS[executor] if isinstance(executor, str) else executor
 
-    def run(*arrays: Any) -> jax.Array:
-        call = EXECUTORS[executor] if isinstance(executor, str) else executor
-        return call(pairs(*arrays), in_order=in_order, offset=offset)
+    def run(params: Params, queries: Block, keys: Block) -> jax.Array:
+        return call(TileInputs(encoding, mask, SharedArrays(params), queries, keys), in_order=in_order, offset=offset)
 
-    over = functools.partial(sharding.over_sequences, run) if sharding.shards_sequences(q.shape[0]) else run
+    shared = sharding.shards_sequences(queries.tokens.mapped.shape[0])
     try:
-        o = over(params, queries, keys)
+        return (functools.partial(sharding.over_sequences, run) if shared else run)(params, queries, keys)
     except (TypeError, NotImplementedError) as error:
         if not any(word in str(error) for word in ("custom_vjp", "custom_lin")):
             raise
         raise TypeError(f"executor {executor!r} has no forward-mode derivative: give executor='dense'.") from None
-    o = barrier(o).swapaxes(1, 2)
-    if encoding.acts_on("output"):
-        o = barrier(token_map(encoding, "output", params, o, q_at.pos, q_features))
-    return o.astype(q.dtype)
 
 
 def _read_params(encoding: Encoding, params: Params) -> Params:

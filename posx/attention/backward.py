@@ -16,12 +16,12 @@ import jax.numpy as jnp
 
 from posx.attention.accelerators import rounded
 from posx.attention.blocks import Plan, first_row, scan_blocks, skipper, tile_at, walk
-from posx.attention.cpu import made_once, of_key_heads, sums_over_queries, transposed
+from posx.attention.cpu import materialize, of_key_heads, sums_over_queries, transposed
 from posx.attention.decay import mapped_products
 from posx.attention.tiles import (
     Block,
-    Pairs,
-    Tables,
+    SharedArrays,
+    TileInputs,
     Tokens,
     adjusted,
     bounded,
@@ -51,10 +51,10 @@ def backward(plan: Plan, saved: Any, o_grad: jax.Array):
     o_grad = o_grad / total[..., None]
     delta, floor = (o * o_grad).sum(axis=-1), shift + jnp.log(total)
 
-    def query_block(sums: tuple[Tables, Tokens], q: Block, *rows: jax.Array):
+    def query_block(sums: tuple[SharedArrays, Tokens], q: Block, *rows: jax.Array):
         *back, floor = rows
         of_q = of_key_heads(q.tokens.mapped, groups) if not plan.encoding.acts_on("decay") else None
-        rows_of_heads = made_once((of_q, of_key_heads(back[0], groups)))
+        rows_of_heads = materialize((of_q, of_key_heads(back[0], groups)))
 
         def visit(j: Any, carry: Any, masked: bool, far: bool = False) -> Any:
             (params, strips, sink), of_k, of_q = carry
@@ -64,7 +64,7 @@ def backward(plan: Plan, saved: Any, o_grad: jax.Array):
             if plan.learned:
                 strips = jax.tree.map(lambda x, g: _add_slice(x, g, first, axis=1), strips, table_grads.strips)
             of_k = jax.tree.map(lambda x, g: _add_slice(x, g[None], j, axis=0), of_k, k_grads)
-            return Tables(_add(params, table_grads.params), strips, sink), of_k, _add(of_q, q_grads)
+            return SharedArrays(_add(params, table_grads.params), strips, sink), of_k, _add(of_q, q_grads)
 
         nothing = *sums, _zeros(q.tokens)
         *sums, of_q = walk(plan, q, k.slots, visit, nothing, lambda _: first_tile(q, floor))
@@ -75,13 +75,13 @@ def backward(plan: Plan, saved: Any, o_grad: jax.Array):
     if tables.sink is not None:  # a key without a value: dL/dw = 0, and dL/ds = -w * delta, summed over rows
         of_rows = jnp.exp(tables.sink[None, None, :, None] - shift) * delta
         of_tables = of_tables._replace(sink=-of_rows.sum(axis=(0, 1, 3)))
-    mapped, values = made_once((of_k.mapped, of_k.values))
+    mapped, values = materialize((of_k.mapped, of_k.values))
     grads = of_tables, of_q, _transposed(of_k._replace(mapped=mapped, values=values))
     of_tables, of_q, of_k = jax.tree.map(lambda g, x: g.astype(x.dtype), grads, (tables, q.tokens, given))
     return of_tables, Block(of_q, None), Block(of_k, None)  # type: ignore[arg-type]
 
 
-def _tile_gradients(plan: Plan, pairs: Pairs, back: Any, rows_of_heads: Any, masked: bool):
+def _tile_gradients(plan: Plan, pairs: TileInputs, back: Any, rows_of_heads: Any, masked: bool):
     """Return one tile's part of the gradients of the tables (of its own part of the strips), of keys, and of queries.
 
     back: the gradient of outputs over the totals [b, h, q, d], the shifts and the deltas [b, h, q]. rows_of_heads:
@@ -92,7 +92,7 @@ def _tile_gradients(plan: Plan, pairs: Pairs, back: Any, rows_of_heads: Any, mas
     strips = pairs.tables.strips if plan.learned else jax.lax.stop_gradient(pairs.tables.strips)
     tables = pairs.tables._replace(strips=strips)
 
-    def scores(tables: Tables, s: jax.Array | None, q: Tokens, k: Tokens) -> jax.Array:
+    def scores(tables: SharedArrays, s: jax.Array | None, q: Tokens, k: Tokens) -> jax.Array:
         tile = pairs._replace(tables=tables, q=pairs.q._replace(tokens=q), k=pairs.k._replace(tokens=k))
         return adjusted(tile, mapped_products(tile) if s is None else s, visible)
 
@@ -100,7 +100,7 @@ def _tile_gradients(plan: Plan, pairs: Pairs, back: Any, rows_of_heads: Any, mas
     p = jnp.exp(hidden(bounded(pairs, s), visible, masked) - shift[..., None])
     p_grad, extra_grad = products(o_grad, k.values), None
 
-    def added(tables: Tables, p: jax.Array) -> jax.Array | None:
+    def added(tables: SharedArrays, p: jax.Array) -> jax.Array | None:
         return value_terms(pairs._replace(tables=tables), p)
 
     extra, pull_extra = jax.vjp(added, tables, p)

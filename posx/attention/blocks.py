@@ -13,9 +13,9 @@ import numpy as np
 from posx.attention import sharding
 from posx.attention.accelerators import queries_in_rows
 from posx.attention.arguments import Slots
-from posx.attention.cpu import made_once
+from posx.attention.cpu import materialize
 from posx.attention.masks import Mask
-from posx.attention.tiles import Block, Pairs, Tables, Tokens, bias_strip, scaled_terms, sinks, visible_pairs
+from posx.attention.tiles import Block, SharedArrays, TileInputs, Tokens, bias_strip, scaled_terms, sinks, visible_pairs
 from posx.contract import ByDistance, Encoding, at_least_float32, of_kinds
 from posx.machine.platforms import on_cpu
 
@@ -72,7 +72,9 @@ class Plan(NamedTuple):
         return self.offset + self.query_blocks * self.query_block - 1  # type: ignore[operator]
 
 
-def make_plan(pairs: Pairs, terms: set[str], in_order: bool, offset: int | None, tiling: Tiling, devices: int) -> Plan:
+def make_plan(
+    pairs: TileInputs, terms: set[str], in_order: bool, offset: int | None, tiling: Tiling, devices: int
+) -> Plan:
     """Return the tiles of a call. terms: those that `by_distance` returns. devices: see `block_sizes`."""
     encoding, mask, (params, *_), q, k = pairs
     (b, h), groups, (num_queries, num_keys) = q.tokens.mapped.shape[:2], k.tokens.mapped.shape[1], pairs.sizes
@@ -104,7 +106,7 @@ def make_plan(pairs: Pairs, terms: set[str], in_order: bool, offset: int | None,
     return plan if encoding.reach + key_block > plan.farthest else plan._replace(reach=encoding.reach - plan.offset)
 
 
-def whole_rows(pairs: Pairs, in_order: bool, tiling: Tiling, devices: int) -> bool:
+def whole_rows(pairs: TileInputs, in_order: bool, tiling: Tiling, devices: int) -> bool:
     """Return whether tiles are whole rows: `score` reads them, or an accelerator has the memory for them."""
     if pairs.encoding.tiling != "any" or on_cpu():
         return pairs.encoding.tiling != "any"
@@ -146,7 +148,7 @@ def count_blocks(num_tokens: int, block: int) -> int:
     return -(-num_tokens // block)
 
 
-def tabulate(plan: Plan, pairs: Pairs, terms: set[str]) -> Tables:
+def tabulate(plan: Plan, pairs: TileInputs, terms: set[str]) -> SharedArrays:
     """Return what tiles read: the terms by distance in strips if positions are consecutive, and params for their hooks.
 
     A strip has all distances that tiles meet, falling by one, heads first: bias and scaled [h, n], vectors [h, n, d].
@@ -161,9 +163,9 @@ def tabulate(plan: Plan, pairs: Pairs, terms: set[str]) -> Tables:
             _, scaled, *vectors = scaled_terms(encoding, params, jnp.asarray(r), pairs.q.tokens.vectors)
             # Made once, heads are in front in memory too: a tile reads its distances in one piece.
             heads_first = jax.tree.map(lambda x: x.swapaxes(0, 1), vectors)
-            strips = made_once(ByDistance(None, scaled, *heads_first))._replace(bias=strips.bias)
+            strips = materialize(ByDistance(None, scaled, *heads_first))._replace(bias=strips.bias)
     in_tiles = of_kinds(encoding, "pair", "channel", "tile", *(("distance",) if strips is None else ()))
-    return Tables(params if in_tiles else {}, strips, sinks(pairs))
+    return SharedArrays(params if in_tiles else {}, strips, sinks(pairs))
 
 
 def split_into_blocks(side: Block, block: int) -> Block:
@@ -185,7 +187,7 @@ def split_into_blocks(side: Block, block: int) -> Block:
     return Block(vectors._replace(features=features), where, jnp.arange(where.idx.shape[0]))
 
 
-def tokens_of(pairs: Pairs, first: int, last: int) -> Pairs:
+def tokens_of(pairs: TileInputs, first: int, last: int) -> TileInputs:
     """Return the pairs of queries `first` to `last` - 1 with the keys before `last`."""
 
     def part(side: Block, first: int) -> Block:
@@ -251,11 +253,13 @@ def first_row(plan: Plan, i: Any, j: Any, far: bool) -> Any:
     return 0 if far else (plan.query_blocks - 1 - i) * plan.query_block + (plan.far or j * plan.key_block)
 
 
-def tile_at(plan: Plan, tables: Tables, q: Block, k: Block, j: Any, far: bool) -> Pairs:
+def tile_at(plan: Plan, tables: SharedArrays, q: Block, k: Block, j: Any, far: bool) -> TileInputs:
     """Return the tile of a query block and key block j of all, with its part of the strips."""
     start, length = first_row(plan, q.number, j, far), 1 if far else plan.query_block + plan.key_block - plan.far
     strips = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, length, axis=1), tables.strips)
-    return Pairs(plan.encoding, plan.mask, Tables(tables.params, strips), q, block_at(k._replace(number=None), j))
+    return TileInputs(
+        plan.encoding, plan.mask, SharedArrays(tables.params, strips), q, block_at(k._replace(number=None), j)
+    )
 
 
 def skipper(plan: Plan, strips: ByDistance | None, k: Tokens) -> Callable[..., Any]:

@@ -53,8 +53,8 @@ from posx.attention.decay import mapped_products
 from posx.attention.tiles import (
     INVISIBLE,
     Block,
-    Pairs,
-    Tables,
+    SharedArrays,
+    TileInputs,
     Tokens,
     adjusted,
     bounded,
@@ -75,7 +75,7 @@ STEPS, ACCELERATOR_STEPS = (2, 256), (4, 512)
 
 
 def blockwise(
-    pairs: Pairs, *, in_order: bool = False, offset: int | None = None, tiling: Tiling = Tiling()
+    pairs: TileInputs, *, in_order: bool = False, offset: int | None = None, tiling: Tiling = Tiling()
 ) -> jax.Array:
     """Return what `dense` returns, tile by tile; lengths are padded to whole tiles.
 
@@ -103,13 +103,13 @@ def blockwise(
     return jnp.concatenate(found, axis=2)
 
 
-def _devices(pairs: Pairs) -> int:
+def _devices(pairs: TileInputs) -> int:
     """Return the number of devices over which query blocks are sharded."""
     b, groups = pairs.q.tokens.mapped.shape[0], pairs.k.tokens.mapped.shape[1]
     return sharding.block_devices(b, groups) if min(pairs.sizes) > 1 else 1
 
 
-def _in_tiles(pairs: Pairs, *, in_order: bool, offset: int | None, tiling: Tiling) -> jax.Array:
+def _in_tiles(pairs: TileInputs, *, in_order: bool, offset: int | None, tiling: Tiling) -> jax.Array:
     """Return `blockwise` of queries that end with the keys."""
     devices = _devices(pairs)
     terms = set(distance_terms(pairs.encoding, pairs.tables.params, pairs.pos[0].dtype))
@@ -124,7 +124,7 @@ def _in_tiles(pairs: Pairs, *, in_order: bool, offset: int | None, tiling: Tilin
     return joined(o)[:, :, : pairs.sizes[0]]
 
 
-def _by_sequence(plan: Plan, tables: Tables, q: Block, k: Block) -> jax.Array:
+def _by_sequence(plan: Plan, tables: SharedArrays, q: Block, k: Block) -> jax.Array:
     """Run `_attend`, for one sequence after the other if `score` makes arrays that a core's cache cannot hold."""
     b, h = q.tokens.mapped.shape[1:3]
     pairs_of_tile = plan.query_block * plan.key_block
@@ -140,7 +140,7 @@ def _by_sequence(plan: Plan, tables: Tables, q: Block, k: Block) -> jax.Array:
     return over_batch(one, *sides, in_turn=True).swapaxes(0, 1)
 
 
-def _by_key_head(plan: Plan, tables: Tables, q: Block, k: Block) -> jax.Array:
+def _by_key_head(plan: Plan, tables: SharedArrays, q: Block, k: Block) -> jax.Array:
     """Run `_attend` for one key head after the other, with the queries it serves: each head skips its own tiles."""
     (b, heads), groups = q.tokens.mapped.shape[1:3], k.tokens.mapped.shape[2]
 
@@ -157,7 +157,9 @@ def _by_key_head(plan: Plan, tables: Tables, q: Block, k: Block) -> jax.Array:
         def one(head: Any) -> jax.Array:
             bias, sink, *both = head
             strips = None if bias is None else ByDistance(bias=bias)
-            return _attend(plan, Tables({}, strips, sink), *(Block(x, *y) for x, y in zip(both, slots, strict=True)))
+            return _attend(
+                plan, SharedArrays({}, strips, sink), *(Block(x, *y) for x, y in zip(both, slots, strict=True))
+            )
 
         return jax.lax.map(one, heads)
 
@@ -177,7 +179,7 @@ def _shift(top: jax.Array) -> jax.Array:
     return jnp.where(top > INVISIBLE, top, 0)
 
 
-def _forward(plan: Plan, tables: Tables, q: Block, k: Block):
+def _forward(plan: Plan, tables: SharedArrays, q: Block, k: Block):
     """Return outputs [n, b, h, block, d], and of each row the sum of its weights and the shift, [n, b, h, block].
 
     The sum includes the row's sink. It is 1 if there is none and the row sees nothing.
@@ -213,7 +215,7 @@ def _forward(plan: Plan, tables: Tables, q: Block, k: Block):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan: Plan, tables: Tables, q: Block, k: Block):
+def _attend(plan: Plan, tables: SharedArrays, q: Block, k: Block):
     return _forward(plan, tables, q, _operands(q, k))[0]
 
 
@@ -223,7 +225,7 @@ def _operands(q: Block, k: Block) -> Block:
     return k._replace(tokens=k.tokens._replace(mapped=mapped, values=values))
 
 
-def _attend_forward(plan: Plan, tables: Tables, q: Block, k: Block):
+def _attend_forward(plan: Plan, tables: SharedArrays, q: Block, k: Block):
     operands = _operands(q, k)
     o, total, shift = _forward(plan, tables, q, operands)
     # Arrays without a block keep the types of the keys that were given.

@@ -15,7 +15,7 @@ from posx.contract import wide_dtype
 from posx.machine.platforms import on_cpu
 
 
-def made_once(tree: Any) -> Any:
+def materialize(tree: Any) -> Any:
     """Return `tree` behind an optimisation barrier: XLA makes its arrays once, in the layout that is written.
 
     Without it, XLA's CPU backend folds transposes and gathers into each product that reads them.

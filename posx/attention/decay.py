@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from posx.attention.tiles import Block, Pairs, Tables, products, repeat_heads
+from posx.attention.tiles import Block, SharedArrays, TileInputs, products, repeat_heads
 from posx.contract import Encoding, Params, as_float, at_least_float32, wide_dtype
 
 #: The largest exponents, in nats, that are safe for both sides of a product together: in float32 and bfloat16, and in
@@ -20,7 +20,7 @@ from posx.contract import Encoding, Params, as_float, at_least_float32, wide_dty
 SAFE, SAFE_HALF = 40.0, 8.0
 
 
-def mapped_products(pairs: Pairs) -> jax.Array:
+def mapped_products(pairs: TileInputs) -> jax.Array:
     """Return the first term of the formula, sum_c q~_ic k~_jc exp(-decay_c (i - j)), [b, h, q, k]."""
     q, k = pairs.q.tokens.mapped, pairs.k.tokens.mapped
     if not pairs.encoding.acts_on("decay"):
@@ -88,7 +88,9 @@ def _decayed_vectors(
     return times_power(q, anchor - q_pos), times_power(k, k_pos - anchor)
 
 
-def in_one_block(pairs: Pairs, run: Callable[[Pairs], jax.Array], otherwise: Callable[[Pairs], jax.Array]) -> jax.Array:
+def in_one_block(
+    pairs: TileInputs, run: Callable[[TileInputs], jax.Array], otherwise: Callable[[TileInputs], jax.Array]
+) -> jax.Array:
     """Return run(pairs), for a kernel that does not know `decay`: its powers are in the vectors of the whole call.
 
     They are relative to the middle. If they would overflow, return otherwise(pairs).
@@ -97,14 +99,14 @@ def in_one_block(pairs: Pairs, run: Callable[[Pairs], jax.Array], otherwise: Cal
     if not encoding.acts_on("decay"):
         return run(pairs)
 
-    def decayed(tables: Tables, q: Block, k: Block) -> jax.Array:
+    def decayed(tables: SharedArrays, q: Block, k: Block) -> jax.Array:
         rate, (q_pos, k_pos) = _rate(encoding, tables.params), (q.slots.pos, k.slots.pos)
         keys, middle = _for_rates(rate, q.tokens.mapped, k.tokens.mapped), (k_pos[:, :1] + k_pos[:, -1:]) // 2
         mapped = _decayed_vectors(rate, middle, q_pos, k_pos, q.tokens.mapped, keys)
         q, k = (x._replace(tokens=x.tokens._replace(mapped=y)) for x, y in zip((q, k), mapped, strict=True))
-        return at_least_float32(run(Pairs(encoding, mask, tables, q, k)))
+        return at_least_float32(run(TileInputs(encoding, mask, tables, q, k)))
 
     rate, (q_pos, k_pos) = jnp.abs(_rate(encoding, pairs.tables.params)).max(), pairs.pos
     widest = rate * as_float(jnp.maximum(q_pos.max(), k_pos.max()) - jnp.minimum(q_pos.min(), k_pos.min()) + 1) / 2
     safe = _is_safe(widest, pairs.q.tokens.mapped)
-    return jax.lax.cond(safe, decayed, lambda *parts: otherwise(Pairs(encoding, mask, *parts)), *pairs[2:])
+    return jax.lax.cond(safe, decayed, lambda *parts: otherwise(TileInputs(encoding, mask, *parts)), *pairs[2:])

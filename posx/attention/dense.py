@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from posx.attention.decay import mapped_products
 from posx.attention.tiles import (
     INVISIBLE,
-    Pairs,
+    TileInputs,
     adjusted,
     bounded,
     sinks,
@@ -18,7 +18,7 @@ from posx.attention.tiles import (
 )
 
 
-def dense(pairs: Pairs, **_: Any) -> jax.Array:
+def dense(pairs: TileInputs, **_: Any) -> jax.Array:
     """Return attention outputs [b, h, q, d], in memory b * h * q * k."""
     visible = visible_pairs(pairs.mask, pairs.q.slots, pairs.k.slots)
     s = bounded(pairs, adjusted(pairs, mapped_products(pairs), visible))

@@ -32,7 +32,7 @@ from jax.experimental import pallas as pl
 
 from posx.attention import strips
 from posx.attention.masks import Mask
-from posx.attention.tiles import INVISIBLE, Block, Pairs, Tables, finite, hidden, visible_pairs, with_terms
+from posx.attention.tiles import INVISIBLE, Block, SharedArrays, TileInputs, finite, hidden, visible_pairs, with_terms
 from posx.contract import ByDistance, Encoding, as_float
 from posx.machine.platforms import platform
 
@@ -108,8 +108,8 @@ def block_at(grid: Grid, refs: Any, n: Any) -> Any:
 
 def scored(grid: Grid, bias: Any, q: Block, k: Block, s: jax.Array, by_keys: bool = False) -> jax.Array:
     """Return the scores [1, 1, q, k] of products s. by_keys: these were made with keys first."""
-    tables = Tables({}, ByDistance(bias=None if bias is None else strips.Made(bias[0])))
-    s = with_terms(Pairs(grid.encoding, grid.mask, tables, *(_all_axes(x) for x in (q, k))), s)
+    tables = SharedArrays({}, ByDistance(bias=None if bias is None else strips.Made(bias[0])))
+    s = with_terms(TileInputs(grid.encoding, grid.mask, tables, *(_all_axes(x) for x in (q, k))), s)
     if grid.score is None:
         return s
     return grid.score.on_pairs(*((x.tokens.features, x.fixed) for x in (q, k)), s, by_keys)

@@ -20,7 +20,7 @@ from posx.attention.blocks import joined, split_into_blocks
 from posx.attention.blockwise import blockwise
 from posx.attention.decay import in_one_block
 from posx.attention.masks import Mask
-from posx.attention.tiles import Block, Pairs, bias_strip, content_free_bias, repeat_heads, visible_pairs
+from posx.attention.tiles import Block, TileInputs, bias_strip, content_free_bias, repeat_heads, visible_pairs
 from posx.contract import ByDistance, Encoding, Params, acting, at_least_float32, distance_terms, of_kinds
 from posx.machine.platforms import compute_capability, platform
 
@@ -72,7 +72,7 @@ def is_native(vectors: Any) -> bool:
 
 
 def fused(
-    pairs: Pairs, *, in_order: bool = False, offset: int | None = None, slab_pairs: int = SLAB_PAIRS
+    pairs: TileInputs, *, in_order: bool = False, offset: int | None = None, slab_pairs: int = SLAB_PAIRS
 ) -> jax.Array:
     """Return attention outputs as `dense` does, from the kernel.
 
@@ -87,7 +87,7 @@ def fused(
     return in_one_block(pairs, run, functools.partial(blockwise, in_order=in_order, offset=offset))
 
 
-def _fused(pairs: Pairs, *, native: bool, offset: int | None, slab_pairs: int) -> jax.Array:
+def _fused(pairs: TileInputs, *, native: bool, offset: int | None, slab_pairs: int) -> jax.Array:
     encoding, mask, tables, q, k = pairs
     blocks, num_queries = -(-math.prod(pairs.sizes) // slab_pairs) if is_biased(encoding) else 1, pairs.sizes[0]
     # cuDNN takes keys and values of one width, a multiple of 8. JAX's call has gradients for even lengths alone.

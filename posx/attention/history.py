@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from posx.attention.arguments import kept
+from posx.attention.arguments import zero_outside
 from posx.contract import Encoding
 
 
@@ -49,7 +49,7 @@ def seen_by(
     rank, before = jnp.argsort(order, axis=1)[:, n:], []
     for s in range(1, n + 1):
         source = jnp.take_along_axis(order, jnp.maximum(rank - s, 0), axis=1)
-        before.append(kept(_taken(whole, source), (idx >= 0) & (_taken(document, source) == segment)))
+        before.append(zero_outside(_taken(whole, source), (idx >= 0) & (_taken(document, source) == segment)))
     return jnp.stack([x, *before], axis=2), _taken(whole, order[:, -n:])
 
 

@@ -28,7 +28,7 @@ from posx.attention.decay import in_one_block
 from posx.attention.masks import Mask
 from posx.attention.near import near_keys, near_refusal, with_near
 from posx.attention.pointwise import pointwise, score_of, shapes_of
-from posx.attention.tiles import Block, Pairs, Tokens, bias_strip, sinks
+from posx.attention.tiles import Block, TileInputs, Tokens, bias_strip, sinks
 from posx.contract import Encoding, Params, Tile, at_least_float32, distance_terms, of_kinds
 from posx.machine.platforms import compute_capability, platform
 
@@ -84,7 +84,7 @@ def is_compiled(vectors: Any) -> bool:
     return platform() == "cuda" and vectors.shape[-1] <= WIDEST and not 0 < compute_capability() < AMPERE
 
 
-def kernel(pairs: Pairs, *, in_order: bool = False, offset: int | None = None, block: int = BLOCK) -> jax.Array:
+def kernel(pairs: TileInputs, *, in_order: bool = False, offset: int | None = None, block: int = BLOCK) -> jax.Array:
     """Return attention outputs [b, h, q, d] as `dense` does, from the kernel.
 
     Args:
@@ -121,7 +121,7 @@ def kernel(pairs: Pairs, *, in_order: bool = False, offset: int | None = None, b
         wide=near > 0 or encoding.acts_on("sink"), warps=4 if widest.shape[-1] <= 64 else 8, score=score,
     )  # fmt: skip
 
-    def run(pairs: Pairs) -> jax.Array:
+    def run(pairs: TileInputs) -> jax.Array:
         bias = slope = None
         if biased and (learned or (slope := _slope(grid, encoding, offset)) is None):
             lowest = (offset or 0) - (grid.ahead + 1) * block  # one below those of the tiles, see `bias_tiles`

@@ -24,8 +24,8 @@ from posx.attention.blocks import Plan, joined, split_into_blocks, tabulate
 from posx.attention.masks import Mask
 from posx.attention.tiles import (
     Block,
-    Pairs,
-    Tables,
+    SharedArrays,
+    TileInputs,
     Tokens,
     adjusted,
     hidden,
@@ -66,7 +66,7 @@ def near_keys(encoding: Encoding, params: Params, offset: int) -> int:
     return max((encoding.reach or 0) - offset, 1) if _terms(encoding, params) else 0
 
 
-def with_near(pairs: Pairs, offset: int, near: int, o: jax.Array, lse: jax.Array) -> jax.Array:
+def with_near(pairs: TileInputs, offset: int, near: int, o: jax.Array, lse: jax.Array) -> jax.Array:
     """Return outputs [b, h, q, d] over all keys.
 
     Args:
@@ -97,7 +97,7 @@ def _with_previous(k: Block) -> Block:
     return Block(tokens, jax.tree.map(functools.partial(both, axis=2, empty=-1), k.slots))
 
 
-def _tile(call: Pairs, near: int, q: Block, k: Block, far: Tokens) -> jax.Array:
+def _tile(call: TileInputs, near: int, q: Block, k: Block, far: Tokens) -> jax.Array:
     """Return outputs [b, h, q, d] of a tile of queries against 2 q keys and the one far key of each.
 
     Args:
@@ -106,7 +106,7 @@ def _tile(call: Pairs, near: int, q: Block, k: Block, far: Tokens) -> jax.Array:
       far: the log-sum-exp of each row as mapped [b, h, q, 1], and outputs as values [b, h, q, d].
     """
     encoding, mask, tables, *_ = call
-    pairs = Pairs(encoding, mask, tables, q, k)
+    pairs = TileInputs(encoding, mask, tables, q, k)
     visible = visible_pairs(mask, q.slots, k.slots) & (q.slots.idx[:, :, None] - k.slots.idx[:, None] < near)
     s = products(q.tokens.mapped, k.tokens.mapped)
     s = hidden(adjusted(pairs, s, visible), visible, masked=True)
@@ -124,7 +124,7 @@ def _tile(call: Pairs, near: int, q: Block, k: Block, far: Tokens) -> jax.Array:
     return sum((x for x in extra if x is not None), start=weighted(w, k.tokens.values) + w_far * far.values)
 
 
-def _far(tables: Tables) -> Tables:
+def _far(tables: SharedArrays) -> SharedArrays:
     """Return the terms by distance of far keys: strips fall, so that their first entry is that of the farthest."""
     strips: Any = tables.strips
-    return Tables({}, jax.tree.map(lambda x: x[:, :1], strips._replace(bias=None)))
+    return SharedArrays({}, jax.tree.map(lambda x: x[:, :1], strips._replace(bias=None)))

@@ -26,7 +26,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from posx.attention.programs import CUSTOM, ELEMENTWISE, SHAPES, Program, Step, program_of, rules_of, run_on_pairs
-from posx.attention.tiles import Pairs, over_batch, tile_of, tokens_first
+from posx.attention.tiles import TileInputs, over_batch, tile_of, tokens_first
 from posx.contract import Encoding, Params, Tile, wide_dtype
 
 Struct = jax.ShapeDtypeStruct
@@ -129,7 +129,7 @@ def pointwise(encoding: Encoding, params: Params, tile: Tile) -> Pointwise | str
     return _pointwise(encoding, tuple(leaves), tree)
 
 
-def shapes_of(pairs: Pairs) -> Tile:
+def shapes_of(pairs: TileInputs) -> Tile:
     """Return the shapes of what `score` is given of one sequence in a whole call, mapped_q alone if it does not act."""
 
     def one() -> Tile:
@@ -140,7 +140,7 @@ def shapes_of(pairs: Pairs) -> Tile:
     return jax.eval_shape(one)
 
 
-def score_of(pairs: Pairs, tile: Tile) -> tuple[Any, Any]:
+def score_of(pairs: TileInputs, tile: Tile) -> tuple[Any, Any]:
     """Return the score of a whole call for the kernel, and its numbers [b or 1, h or 1, t], see `Pointwise.numbers`.
 
     Both are empty if `score` does not act. tile: what `shapes_of` returns.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from posx.attention.cpu import made_once, row_sums
+from posx.attention.cpu import materialize, row_sums
 from posx.contract import rows_at, shifted_rows, wide_dtype
 from posx.machine.platforms import on_cpu
 
@@ -69,7 +69,7 @@ def unskew(w: jax.Array) -> jax.Array:
     if not on_cpu():  # the same as a shift of flattened rows, which needs no gather
         flat = jnp.pad(w, [(0, 0)] * (w.ndim - 1) + [(0, a - 1)]).reshape(*w.shape[:-2], -1)
         return jnp.pad(flat, [(0, 0)] * (w.ndim - 2) + [(a - 1, 1)]).reshape(*w.shape[:-1], a + n)
-    padded = made_once(jnp.pad(w, [(0, 0)] * (w.ndim - 1) + [(a, a)]))
+    padded = materialize(jnp.pad(w, [(0, 0)] * (w.ndim - 1) + [(a, a)]))
     slices = jax.vmap(functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=a + n))
     first = jnp.broadcast_to(jnp.arange(1, a + 1, dtype=jnp.int32), w.shape[:-1])
     return slices(padded.reshape(-1, n + 2 * a), first.reshape(-1)).reshape(*w.shape[:-1], a + n)
@@ -103,7 +103,7 @@ _toeplitz.defvjp(lambda strip, a: (_toeplitz(strip, a), None), lambda a, _, grad
 
 def toeplitz(strip: jax.Array, a: int) -> jax.Array:
     """Return [h, a, n] of a strip [h, a + n]; its gradient is sums over diagonals. One entry gives [h, 1, 1]."""
-    return strip[:, :, None] if strip.shape[1] == 1 else made_once(_toeplitz(strip, a))
+    return strip[:, :, None] if strip.shape[1] == 1 else materialize(_toeplitz(strip, a))
 
 
 def beyond(far: jax.Array, near: jax.Array, count: int, axis: int = -1) -> jax.Array:
@@ -188,7 +188,7 @@ def _shifted(weights: jax.Array, strip: jax.Array) -> tuple[_Fold | None, jax.Ar
     if strip.shape[1] == 1:
         return None, row_sums(weights)
     fold = _Fold(weights.shape, strip.shape[0], weights.shape[-1])
-    return fold, made_once(fold.shifted(weights.astype(strip.dtype)))
+    return fold, materialize(fold.shifted(weights.astype(strip.dtype)))
 
 
 def _sums(strip: jax.Array, fold: _Fold | None, shifted: jax.Array) -> jax.Array:
@@ -208,8 +208,8 @@ def _strip_gradient(vectors: jax.Array, shared: bool, fold: _Fold | None, shifte
             jnp.einsum("sgrn,sgrd->sgnd", *operands, preferred_element_type=wide_dtype(shifted.dtype))
         )
     # The small side is transposed, so that the product contracts the minor axis of its left side.
-    transposed = made_once(fold.rows(vectors).mT)
-    return fold.unwindows(made_once(transposed @ shifted).mT)
+    transposed = materialize(fold.rows(vectors).mT)
+    return fold.unwindows(materialize(transposed @ shifted).mT)
 
 
 def _products_backward(n: int, saved: tuple[jax.Array, jax.Array], grad: jax.Array):

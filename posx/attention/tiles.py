@@ -68,7 +68,7 @@ class Block(NamedTuple):
     fixed: Any = None  # numbers of tokens, [b or 1, h or 1, t] each, that a score in a kernel reads, without gradients
 
 
-class Tables(NamedTuple):
+class SharedArrays(NamedTuple):
     """Arrays that all queries and keys share.
 
     params: {} if no hook reads them in a tile. strips: the terms by distance at the consecutive distances of the pairs,
@@ -81,12 +81,12 @@ class Tables(NamedTuple):
     sink: Any = None
 
 
-class Pairs(NamedTuple):
+class TileInputs(NamedTuple):
     """One rectangle of queries against keys: a whole call, or a tile of it."""
 
     encoding: Encoding
     mask: Mask
-    tables: Tables
+    tables: SharedArrays
     q: Block
     k: Block
 
@@ -160,7 +160,7 @@ def finite(term: jax.Array | None) -> jax.Array | None:
     return None if term is None else jnp.maximum(term, jnp.finfo(term.dtype).min / 2)
 
 
-def with_terms(pairs: Pairs, s: jax.Array) -> jax.Array:
+def with_terms(pairs: TileInputs, s: jax.Array) -> jax.Array:
     """Return products s [b, h, q, k] plus the biases and the terms by distance: all that `score` is given."""
     for term in list(_added(pairs)):
         term = term.astype(s.dtype)
@@ -169,7 +169,7 @@ def with_terms(pairs: Pairs, s: jax.Array) -> jax.Array:
     return s
 
 
-def _added(pairs: Pairs) -> Iterator[jax.Array]:
+def _added(pairs: TileInputs) -> Iterator[jax.Array]:
     """Yield the biases, then the terms by distance inside the scale: each is [b or 1, h or 1, q, k]."""
     params, table, _ = pairs.tables
     yield from _position_biases(pairs.encoding, params, *pairs.pos, table)
@@ -178,7 +178,7 @@ def _added(pairs: Pairs) -> Iterator[jax.Array]:
     yield from inside_scale(pairs)
 
 
-def inside_scale(pairs: Pairs) -> Iterator[jax.Array]:
+def inside_scale(pairs: TileInputs) -> Iterator[jax.Array]:
     """Yield factor_i / sqrt(d) times <q_i, query_r>, <k_j, key_r> and scaled_r, each [b or 1, h or 1, q, k].
 
     The root is in the terms by distance, of which there are the fewest.
@@ -233,13 +233,13 @@ def content_free_bias(
     return functools.reduce(operator.add, found) if found else None
 
 
-def value_terms(pairs: Pairs, w: jax.Array) -> jax.Array | None:
+def value_terms(pairs: TileInputs, w: jax.Array) -> jax.Array | None:
     """Return sum_j w_ij value_r for weights w [b, h, q, k], linear in them: [b, h, q, d], or None."""
     terms = _terms(pairs)
     return strips.sums(w, terms["value"], *pairs.pos) if "value" in terms else None
 
 
-def _terms(pairs: Pairs) -> dict[str, strips.Term]:
+def _terms(pairs: TileInputs) -> dict[str, strips.Term]:
     """Return the terms of `by_distance` by name, but for its bias, at least float32."""
     encoding, (params, table, _), q = pairs.encoding, pairs.tables, pairs.q.tokens
     dtype = wide_dtype(q.mapped.dtype)
@@ -268,13 +268,13 @@ def scaled_terms(encoding: Encoding, params: Params, distance: jax.Array, querie
     return barrier(ByDistance(*(x if x is None or x is found.value else x / root for x in found)))
 
 
-def sinks(pairs: Pairs) -> jax.Array | None:
+def sinks(pairs: TileInputs) -> jax.Array | None:
     """Return the logits of the sinks [h], at least float32, or None."""
     found, mapped = pairs.encoding.sink(pairs.tables.params), pairs.q.tokens.mapped
     return None if found is None else jnp.broadcast_to(found.astype(wide_dtype(mapped.dtype)), mapped.shape[1:2])
 
 
-def adjusted(pairs: Pairs, s: jax.Array, visible: jax.Array) -> jax.Array:
+def adjusted(pairs: TileInputs, s: jax.Array, visible: jax.Array) -> jax.Array:
     """Return scores [b, h, q, k] from products s of mapped vectors. visible [b or 1, q, k] is not applied yet."""
     s = with_terms(pairs, s)
     if not pairs.encoding.acts_on("score"):
@@ -287,7 +287,7 @@ def adjusted(pairs: Pairs, s: jax.Array, visible: jax.Array) -> jax.Array:
     return over_batch(one, s, tile_of(pairs, visible), in_turn=s.shape[0] > 1 and scores_in_turn(s.size))
 
 
-def tile_of(pairs: Pairs, visible: jax.Array | None = None) -> Tile:
+def tile_of(pairs: TileInputs, visible: jax.Array | None = None) -> Tile:
     """Return the arrays that `score` reads beside s, [b or 1, ...] each, vectors heads first."""
     q, k = pairs.q.tokens, pairs.k.tokens
     k_vectors, mapped_k = (repeat_heads(x, q.mapped.shape[1]) for x in (k.vectors, k.mapped))
@@ -300,7 +300,7 @@ def tokens_first(tile: Tile) -> Tile:
     return Tile._make((*(x.swapaxes(0, 1) for x in tile[:4]), *tile[4:]))
 
 
-def bounded(pairs: Pairs, s: jax.Array) -> jax.Array:
+def bounded(pairs: TileInputs, s: jax.Array) -> jax.Array:
     """Return scores that `score` made, finite. It is not in `adjusted`, as its gradient would read them once more."""
     return s if on_cpu() or not pairs.encoding.acts_on("score") else finite(s)  # type: ignore[return-value]
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from posx.attention.accelerators import rounded
-from posx.attention.cpu import made_once
+from posx.attention.cpu import materialize
 from posx.machine.guard import barrier
 from posx.machine.platforms import on_cpu
 
@@ -43,7 +43,7 @@ def _linear_tangent(dtype: str, primals: Any, tangents: Any):
     (x, w), (x_tangent, w_tangent) = primals, tangents
     # The gradient of w is the transpose of the product below: it contracts the rows of `transposed`. That is made once:
     # XLA's CPU backend is slower if a product contracts the rows of its left operand.
-    transposed, w_tangent = made_once(x.astype(dtype).T), barrier(w_tangent.astype(dtype))
+    transposed, w_tangent = materialize(x.astype(dtype).T), barrier(w_tangent.astype(dtype))
     by_weights = jax.lax.dot_general(transposed, w_tangent, (((0,), (0,)), ((), ())))
     return _linear(x, w, dtype), _linear(x_tangent, w, dtype) + by_weights
 
@@ -60,7 +60,7 @@ def _narrow_forward(x: jax.Array, w: jax.Array, dtype: str):
 def _narrow_backward(dtype: str, saved: Any, grad: jax.Array):
     x, w, of_x, of_w = saved
     grad = grad.astype(dtype)
-    x_grad, w_grad = rounded(_product(grad, w.T, dtype), x.dtype), _product(made_once(x.T), grad, dtype)
+    x_grad, w_grad = rounded(_product(grad, w.T, dtype), x.dtype), _product(materialize(x.T), grad, dtype)
     return x_grad.astype(of_x.dtype), w_grad.astype(of_w.dtype)
 
 

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 import posx
 from posx.attention.blockwise import Tiling, blockwise
 from posx.attention.decay import mapped_products
-from posx.attention.tiles import Block, Pairs, Tables, Tokens
+from posx.attention.tiles import Block, SharedArrays, TileInputs, Tokens
 from posx.encodings import Nope, Rope, Xpos
 from posx.errors import ConfigError
 from tests.encodings import reference
@@ -44,7 +44,7 @@ def test_half_precision_holds_what_powers_come_to(far):
 
     def products(dtype):
         sides = (Block(Tokens(x.astype(dtype)), posx.Slots(at)) for x, at in zip((q, k), pos, strict=True))
-        return np.asarray(mapped_products(Pairs(encoding, posx.causal(), Tables({}), *sides)), np.float32)
+        return np.asarray(mapped_products(TileInputs(encoding, posx.causal(), SharedArrays({}), *sides)), np.float32)
 
     found, wanted = products(jnp.float16), products(jnp.float32)
     seen = np.array([[1, 0, 0], [1, 1, 1]], bool)

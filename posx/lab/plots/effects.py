@@ -19,7 +19,7 @@ import numpy as np
 from posx.attention import Slots, attend, batch_features, seen_by
 from posx.attention.decay import mapped_products
 from posx.attention.dense import dense
-from posx.attention.tiles import Pairs, with_terms
+from posx.attention.tiles import TileInputs, with_terms
 from posx.contract import abstract_params, acting
 from posx.encodings import Dims, Encoding, Nope, build, encoding_name
 from posx.errors import PosxError, WorkdirError
@@ -135,7 +135,7 @@ def sink_weights(subject: Subject) -> np.ndarray | None:
 
 
 def _of_zero_vectors(
-    subject: Subject, length: int, queries: slice, function: Callable[[Pairs], jax.Array]
+    subject: Subject, length: int, queries: slice, function: Callable[[TileInputs], jax.Array]
 ) -> np.ndarray:
     """Return the function's result [head, query, key] for zero queries, keys and values."""
     (encoding, pos, zeros), dims, params = subject.at(length), subject.dims, subject.params
@@ -148,11 +148,11 @@ def _of_zero_vectors(
     return np.asarray(found[0], np.float64)
 
 
-def _read(function: Callable[[Pairs], jax.Array], *given: Any, **options: Any) -> jax.Array:
+def _read(function: Callable[[TileInputs], jax.Array], *given: Any, **options: Any) -> jax.Array:
     """Return a function of the pairs that an executor gets in a call of `attend` with these arguments."""
     found = []
 
-    def executor(pairs: Pairs, **_: Any) -> jax.Array:
+    def executor(pairs: TileInputs, **_: Any) -> jax.Array:
         found.append(function(pairs))
         return dense(pairs)
 
@@ -160,12 +160,12 @@ def _read(function: Callable[[Pairs], jax.Array], *given: Any, **options: Any) -
     return found[0]
 
 
-def _logits(pairs: Pairs) -> jax.Array:
+def _logits(pairs: TileInputs) -> jax.Array:
     """Return scores [b, h, q, k] before `score`."""
     return with_terms(pairs, mapped_products(pairs))
 
 
-def _weights(pairs: Pairs) -> jax.Array:
+def _weights(pairs: TileInputs) -> jax.Array:
     """Return weights [b, h, q, k]. With unit vectors as values, the output of a query holds its weights."""
     (_, num_keys), tokens = pairs.sizes, pairs.k.tokens
     units = jnp.broadcast_to(jnp.eye(num_keys, dtype=tokens.values.dtype), (*tokens.values.shape[:3], num_keys))
