@@ -23,10 +23,10 @@ LIBRARY = [
     ("conformance/",),
 ]
 LABORATORY = [
-    ("lab/__init__", "lab/interrupts", "lab/progress", "lab/words", "lab/files/"),
+    ("lab/__init__", "lab/interrupts", "lab/progress", "lab/files/"),
     ("lab/machine/",),
     ("lab/config/", "lab/cross_entropy", "lab/layers"),
-    ("lab/model", "lab/data/", "lab/runs/folder"),
+    ("lab/argv/", "lab/model", "lab/data/", "lab/runs/folder"),
     ("lab/generate", "lab/training/"),
     ("lab/runs/",),
     ("lab/sweeps/", "lab/plots/", "__init__"),  # for `posx.load`

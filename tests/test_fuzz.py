@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies as st
 
 from posx.errors import PosxError
-from posx.lab.config.flags import asked_before, earlier_run
+from posx.lab.argv.config_dict import asked_before, earlier_run
 from posx.lab.data import DataConfig, load_tokenizer, prepare, train_bpe
 from posx.lab.files.rows import result_of
 from posx.lab.plots.rows import read_rows

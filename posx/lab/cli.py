@@ -16,9 +16,9 @@ from typing import Any
 import posx
 from posx.errors import ConfigError, OutOfMemoryError, PosxError, Stopped, at_failure, nearest
 from posx.lab import interrupts
+from posx.lab.argv import SOURCES, presets, read
 from posx.lab.commands import COMMANDS, run, work_folder
 from posx.lab.files.atomic import disk_full
-from posx.lab.words import SOURCES, Command, Words, presets, read
 from posx.machine.guard import no_device, set_options
 from posx.notices import say, unheard
 
@@ -106,42 +106,28 @@ def _run(words: list[str]) -> int:
     if {"-h", "--help", "--helpfull"} & {word.partition("=")[0] for word in words} or words == ["help"]:
         print(usage(name))
         return 0
-    given = read(COMMANDS[name], words)
-    config = _config(COMMANDS[name], given)
-    if given.values["print_config"]:
-        print(_settings(given.values, config, sweep=name == "sweep"))
+    values, config = read(COMMANDS[name], words)
+    if values["print_config"]:
+        print(_settings(values, config, sweep=name == "sweep"))
     else:
-        run(name, given.values, config)
+        run(name, values, config)
     return 0
-
-
-def _config(command: Command, given: Words) -> Any:
-    """Return the ConfigDict of a command that takes one. Raises ConfigError for wrong settings and for stray words."""
-    if not (command.takes_config or given.stray):
-        return None
-    from posx.lab.config import flags  # and JAX with it, which words alone do not need
-
-    config = flags.config_of(given) if command.takes_config else None
-    if given.stray:
-        raise ConfigError(flags.stray_word(given.stray[0], command, config))
-    return config
 
 
 def _settings(values: dict[str, Any], config: Any, sweep: bool) -> str:
     """Return the text of `--print_config`: the settings of `config`, or those of the run in the work folder."""
     if config is None and not values["workdir"]:
         return "this command has no settings but its flags."
-    from posx.lab.config.flags import asked_before
-    from posx.lab.config.overrides import printed
+    from posx.lab.argv.config_dict import printed
     from posx.lab.runs.folder import runs_in
     from posx.lab.runs.load import unpacked
 
-    if config is not None:
-        return printed(config, sweep)
-    first, *others = runs_in(unpacked(work_folder(values)))
-    if others:
-        say(f"notice: {first.path} has these settings; it is the first of {1 + len(others)} runs")
-    return printed(asked_before(first.read_config()), sweep)
+    if config is None:
+        first, *others = runs_in(unpacked(work_folder(values)))
+        if others:
+            say(f"notice: {first.path} has these settings; it is the first of {1 + len(others)} runs")
+        config = first.read_config()
+    return printed(config, sweep)
 
 
 def usage(name: str = "") -> str:

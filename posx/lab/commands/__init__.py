@@ -14,8 +14,8 @@ from typing import Any
 
 from posx.errors import ConfigError, WorkdirError
 from posx.lab import interrupts
+from posx.lab.argv import Command, Flags
 from posx.lab.files.locks import holder
-from posx.lab.words import Command, Flags
 from posx.lazy import modules_of
 
 __getattr__ = modules_of(__name__)

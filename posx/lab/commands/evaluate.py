@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 
 from posx.errors import ConfigError, PartialFailure, WorkdirError
 from posx.fields import items_of, split, typed
+from posx.lab.argv.config_dict import set_anew
 from posx.lab.commands import COMMANDS, MEASURING, work_folder
 from posx.lab.config import RunConfig
-from posx.lab.config.flags import set_anew
-from posx.lab.config.overrides import setting_of
 from posx.lab.data.store import cache_folder
 from posx.lab.files.atomic import finite
 from posx.lab.files.rows import failures
@@ -72,9 +71,8 @@ def run_evaluate(values: dict[str, Any], _: None) -> Callable[[], None]:
     for line in by_reason(failed.items()):
         say(line)
     if not values["stop_with_stdin"]:  # else the process that started this one has said it
-        words = {word: setting_of(word) for word in values["overrides"]}
-        words |= {f"--stride={values['stride']}": "eval.stride"} if values["stride"] is not None else {}
-        say_unused((request.asked for request in requests), words)
+        stride = {} if values["stride"] is None else {f"--stride={values['stride']}": "eval.stride"}
+        say_unused((request.asked for request in requests), values["overrides"] | stride)
     for request in requests:
         if request.parent:
             name = request.folder.path.name
@@ -215,7 +213,7 @@ def _core_speed(run: RunConfig) -> float:
 def _side_by_side(values: dict[str, Any], requests: Sequence[Request]) -> tuple[Measured, dict[RunFolder, str]]:
     """Return the rows of each run, measured in its own process, and {folder: reason} of the runs that failed."""
     words = [f"--{name}={values[name]}" for name in MEASURING if values[name] not in (None, "")]
-    words += ["--debug"] * values["debug"] + values["overrides"]
+    words += ["--debug"] * values["debug"] + list(values["overrides"])
     with tempfile.TemporaryDirectory() as outputs:
         tasks = [
             Evaluation(

@@ -12,9 +12,9 @@ from ml_collections import ConfigDict
 
 from posx.encodings import spec_text
 from posx.errors import ConfigError, Damaged, OutOfMemoryError, PartialFailure, PosxError, WorkdirError
+from posx.lab.argv.config_dict import asked_before, load_config, override, settings
 from posx.lab.commands import work_folder
-from posx.lab.config.flags import load_config
-from posx.lab.config.overrides import override, setting_of, settings
+from posx.lab.config import RunConfig
 from posx.lab.files.copies import CopyTarget
 from posx.lab.progress import by_reason
 from posx.lab.runs.checks import check_work_folder, check_writable, say_unused
@@ -26,14 +26,15 @@ from posx.lab.sweeps.tasks import Job
 from posx.notices import say
 
 
-def run_sweep(values: dict[str, Any], config: ConfigDict) -> None:
+def run_sweep(values: dict[str, Any], config: ConfigDict | RunConfig) -> None:
     """Plan the runs, run those that are missing, and draw the figures."""
+    config = asked_before(config)
     engines.check(values)
     only_told = values["dry_run"] or values["status"]
     workdir = work_folder(values, needed=not values["dry_run"])
     if values["workdir"]:
         check_work_folder(workdir, sweep=True)
-    argument = values.get("config", "").partition(":")[2]
+    argument = (values["config"] or "").partition(":")[2]
     if argument and _is_idle(values, config):
         raise ConfigError(
             f"--config={values['config']}: the sweep makes the same runs without {argument!r}. Leave it out, or choose "
@@ -42,10 +43,10 @@ def run_sweep(values: dict[str, Any], config: ConfigDict) -> None:
     if not only_told:
         check_writable(workdir)
     jobs = plan(config, workdir, read=not only_told)
-    names = {word: setting_of(word).removeprefix("sweep.axes.") for word in values["overrides"]}
+    names = {word: name.removeprefix("sweep.axes.") for word, name in values["overrides"].items()}
     say_unused((job.run for job in jobs), names)
     for word in _unused(values, config, jobs):
-        say(f"notice: {word} is not used: the sweep sets {setting_of(word)} itself, see config.sweep")
+        say(f"notice: {word} is not used: the sweep sets {values['overrides'][word]} itself, see config.sweep")
     if only_told:
         print(status(jobs, workdir) if values["status"] else preview(jobs, values))
         return
@@ -118,16 +119,18 @@ def _unused(values: dict[str, Any], config: ConfigDict, jobs: Sequence[Job]) -> 
     """Return the words of the command that set a varying setting to a value that no run has."""
     given = settings(config) | {"encoding": config.encoding.to_dict()}
     used = {name: {text_of(name, job.point[name]) for job in jobs} for name in jobs[0].point}
-    names = {word: setting_of(word) for word in values["overrides"]}
-    for word, name in names.items():  # a field belongs to the encoding that the config has chosen
-        names[word] = "encoding" if name.startswith("encoding.") and name not in used else name
+    names = {  # a field belongs to the encoding that the config has chosen
+        word: "encoding" if name.startswith("encoding.") and name not in used else name
+        for word, name in values["overrides"].items()
+    }
     return [word for word, name in names.items() if name in used and text_of(name, given.get(name)) not in used[name]]
 
 
 def _is_idle(values: dict[str, Any], config: ConfigDict) -> bool:
     """Return whether the argument of the config file changes no run of the sweep, and is not the encoding of all."""
     with contextlib.suppress(ConfigError), contextlib.redirect_stderr(io.StringIO()):  # some files need an argument
-        override(default := load_config({"config": values["config"].partition(":")[0]}), values["overrides"])
+        default = asked_before(load_config({"config": values["config"].partition(":")[0]}))
+        override(default, values["overrides"])
         runs, others = ([run_at(one, point) for point in points_of(one)] for one in (config, default))
         return runs == others and any(run.encoding != spec_text(config.encoding.to_dict()) for run in runs)
     return False

@@ -15,8 +15,6 @@ from posx.contract import values_in
 from posx.errors import ConfigError, PosxError, Stopped, WorkdirError
 from posx.lab.commands import work_folder
 from posx.lab.config import RunConfig, run_config
-from posx.lab.config.flags import earlier_run
-from posx.lab.config.overrides import setting_of
 from posx.lab.config.sections import LISTS
 from posx.lab.data.store import cache_folder
 from posx.lab.files.atomic import write_json
@@ -32,7 +30,7 @@ from posx.machine.guard import start_devices
 from posx.notices import say
 
 
-def run_train(values: dict[str, Any], config: ConfigDict) -> None:
+def run_train(values: dict[str, Any], config: ConfigDict | RunConfig) -> None:
     """Train a run, or resume it, and evaluate it."""
     folder = RunFolder(work_folder(values, needed=False))
     use_every_core(_least_devices(values, folder))
@@ -58,16 +56,14 @@ def run_train(values: dict[str, Any], config: ConfigDict) -> None:
         raise
 
 
-def _asked(values: dict[str, Any], config: ConfigDict) -> RunConfig:
+def _asked(values: dict[str, Any], config: ConfigDict | RunConfig) -> RunConfig:
     """Return the resolved settings of the run. Raises ConfigError for settings of a sweep and for wrong settings."""
-    names = {word: setting_of(word) for word in values["overrides"]}
-    for word, name in names.items():
+    for word, name in values["overrides"].items():
         if name.startswith("sweep."):
             setting = LISTS.get(name.removeprefix("sweep."), name.removeprefix("sweep.axes."))
             one = "" if setting.startswith("sweep.") else f", or give this run its value with --config.{setting}=VALUE"
             raise ConfigError(f"{word}: posx train makes one run. Make several with posx sweep{one}")
-    repeats = "config_json" in values and not values["overrides"]
-    run = earlier_run(values["config_json"]) if repeats else run_config(config)
+    run = config if isinstance(config, RunConfig) else run_config(config)
     if values["workdir"]:
         check_work_folder(work_folder(values), sweep=False)
     if parent := _parent(values):
@@ -92,7 +88,7 @@ def _asked(values: dict[str, Any], config: ConfigDict) -> RunConfig:
             f"({run.parent['encoding']}). Name that run with --from."
         )
     run = checked(run)
-    say_unused([run], names)
+    say_unused([run], values["overrides"])
     return run
 
 

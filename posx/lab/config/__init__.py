@@ -1,6 +1,6 @@
 """Settings: one ConfigDict for the command line, typed frozen values for the code.
 
-`base_config(name)` has every option with its default. `flags` and `overrides` make a ConfigDict of a command line.
+`base_config(name)` has every option with its default. `posx.lab.argv` makes a ConfigDict of a command line.
 `run_config` resolves it to a `RunConfig`, and no function below sees a ConfigDict. The `problems()` of a section are
 those of its fields. `posx.lab.runs.checks` finds whether the model, the protocols and the encodings of a run fit.
 

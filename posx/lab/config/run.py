@@ -24,9 +24,9 @@ from posx.lab.config.sections import (
     DataConfig,
     EvalConfig,
     ModelConfig,
+    SweepConfig,
     TrainConfig,
     cycle_of,
-    sweep_section,
 )
 
 #: The version of `config.json`. A file of another version is an error.
@@ -204,7 +204,7 @@ def base_config(encoding: str = "alibi") -> ConfigDict:
     """Return every option with its default, for the encoding that a text names. Raises ConfigError."""
     config = ConfigDict({name: dataclasses.asdict(cls()) for name, cls in SECTIONS.items()})
     config.encoding = encoding_section(encoding)
-    config.sweep = sweep_section()
+    config.sweep = ConfigDict(vars(SweepConfig()), convert_dict=False)  # names of axes have dots
     return config
 
 

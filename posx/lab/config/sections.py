@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from ml_collections import ConfigDict
-
 from posx.attention.masks import Mask
 from posx.contract.fields import above, at_least, at_most, below, problems_of
 from posx.encodings import Dims, Encoding, Spec, build
@@ -226,18 +224,3 @@ class SweepConfig:
 
 #: The sections of a run beside `encoding`.
 SECTIONS: dict[str, type] = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig, "eval": EvalConfig}
-
-
-class _Dotted(ConfigDict):
-    """A section some of whose names have dots in them, as the names of settings do."""
-
-    def __init__(self, values: Mapping[str, Any] | None = None, type_safe: bool = True, **options: Any):
-        super().__init__(values, type_safe, **{"allow_dotted_keys": True, **options})
-
-
-def sweep_section() -> ConfigDict:
-    """Return the section `sweep` with its defaults."""
-    section = _Dotted()
-    for name, value in vars(SweepConfig()).items():
-        section[name] = _Dotted() if name == "axes" else value
-    return section

@@ -14,8 +14,8 @@ from posx.encodings import encoding_class, spec_text
 from posx.encodings.grammar import parse
 from posx.errors import ConfigError
 from posx.fields import typed_fields
+from posx.lab.argv.config_dict import axis_values, check_key, settings
 from posx.lab.config import RunConfig, encoding_section, run_config
-from posx.lab.config.overrides import axis_values, check_key, settings
 from posx.lab.config.sections import LISTS
 from posx.lab.runs.folder import safe_name, short_digest
 
@@ -50,7 +50,7 @@ def axes_of(config: ConfigDict) -> dict[str, tuple[Any, ...]]:
     Raises ConfigError for a setting that is not known and for one without values.
     """
     given = {setting: (f"sweep.{name}", config.sweep[name]) for name, setting in LISTS.items()}
-    given |= {setting: (f"sweep.axes.{setting}", values) for setting, values in config.sweep.axes.items()}
+    given |= {setting: (f"sweep.axes.{setting}", values) for setting, values in sorted(config.sweep.axes.items())}
     found = {}
     for setting in (*(s for s in given if s != "train.seed"), "train.seed"):
         name, values = given[setting]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import strategies as st
 
 from posx.errors import ConfigError
+from posx.lab.argv.config_dict import override, printed
 from posx.lab.config import SECTIONS, base_config, run_config
-from posx.lab.config.overrides import override, printed
 from posx.lab.config.run import typed_sections
 from posx.lab.sweeps.axes import points_of, sections_at
 

@@ -6,7 +6,8 @@ import shutil
 
 import pytest
 
-from posx.lab.config import flags, run_config
+from posx.lab.argv import config_dict as flags
+from posx.lab.config import run_config
 from posx.lab.data import train_bpe
 from posx.lab.runs.checks import checked
 from posx.lab.runs.folder import RunFolder

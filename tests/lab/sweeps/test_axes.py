@@ -9,11 +9,11 @@ import pytest
 
 from posx.encodings import Encoding, Shaw
 from posx.errors import ConfigError
+from posx.lab.argv import words_of
+from posx.lab.argv.config_dict import config_of as config_named
+from posx.lab.argv.config_dict import load_config
 from posx.lab.config import RunConfig, base_config, run_config
-from posx.lab.config.flags import config_of as config_named
-from posx.lab.config.flags import load_config
 from posx.lab.sweeps.plan import plan
-from posx.lab.words import words_of
 from tests import tiny
 
 
@@ -51,6 +51,12 @@ def test_every_combination_is_a_run_named_by_what_varies(tmp_path):
     assert (run.train.learning_rate, run.train.seed, run.layers[0].max_distance) == (4e-3, 1, 128)
     first = runs["rope-base=500000+alibi-L64-s0-learning_rate=0.001"].layers[0]
     assert [type(part).__name__ for part in first.parts] == ["Rope", "Alibi"] and first.parts[0].base == 5e5
+
+
+def test_axes_vary_in_the_order_of_their_names(tmp_path):
+    steps, tied = {"train__steps": (100, 200)}, {"model__tied": (True, False)}
+    one, other = (list(planned(tmp_path, **first, **second)) for first, second in ((steps, tied), (tied, steps)))
+    assert one == other and one[1] == "rope-L64-s0-tied=True-steps=200"
 
 
 def test_axes_of_layers_and_of_an_encodings_own_field(tmp_path):
