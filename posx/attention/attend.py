@@ -99,16 +99,16 @@ def attend(
       k: [b, k, g, d], g dividing h.
       v: [b, k, g, d].
       q_slots: positions of the queries, int32 or float32, [q] or [b, q]; or `Slots`, with arrival orders and documents
-        too. A pair sees each other only within one document. Encodings with features or whole rows (`tiling`) go from
-        slot to slot: their documents must be one after the other, each in order of arrival, with each query's own key
-        among the keys. Known values are checked, traced ones are trusted.
+        too. A pair sees each other only within one document. Encodings with features or whole rows (`tiling`) read
+        tokens slot by slot. Their documents must be one after the other, each in order of arrival, and each query's own
+        key must be among the keys. Known values are checked, traced ones are trusted.
       k_slots: the same of the keys; None if they are the same tokens.
       mask: who may see whom; a row that sees nothing returns 0.
       x: [b, q, m], the layer's normalised input, from which features of whole-sequence self-attention are computed.
       features: those of queries and of keys, arrays [b, t, ...] by name, in place of x: with a cache.
-      executor: "dense" (one tile, the oracle), "blockwise" (memory linear in length), "kernel" (posx's own,
-        for most encodings), "fused" (the vendor's, for encodings that fit it), "auto", see `choose_executor`, or a
-        function called as these are.
+      executor: "auto" chooses by `choose_executor`. "dense" is one tile, the oracle. "blockwise" has memory linear in
+        length. "kernel" is posx's own, for most encodings. "fused" is the vendor's, for encodings that fit it. A
+        function with their arguments is also accepted.
       cached: k, v and features of keys come out of posx's cache: values are mapped, and keys too unless
         `encoding.reads_raw_keys`. Empty slots hold finite values at positions that the encoding is defined for. Without
         the features of `encoding.revised_by` keys are revised by the tokens before the queries; if queries lack them
@@ -138,8 +138,10 @@ class Call(NamedTuple):
     """One call of `attend`, as given and once more after its checks.
 
     Attributes:
-      encoding, params, mask, q, k, v, x, features, cached: see `attend`. q of five axes are windows.
-      q_at: slots of the queries; k_at: of the keys.
+      encoding, params, mask: see `attend`.
+      q: queries, or their windows, which have five axes.
+      k, v, x, features, cached: see `attend`.
+      q_at, k_at: the slots of the queries and of the keys.
       in_order: queries and keys are the same tokens, in order of arrival.
       offset: the first query's position less the first key's, if both are known to count up by 1, else None.
     """
@@ -246,7 +248,7 @@ def _read_params(encoding: Encoding, params: Params) -> Params:
 def _queries(
     encoding: Encoding, params: Params, q: jax.Array, mapped: jax.Array, pos: jax.Array, features: Features
 ) -> Tokens:
-    """Return the query side with the factor of its logits; vectors as projected still have tokens first."""
+    """Return the query side with its logit scale. `mapped` is [b, h, q, d'], but `vectors` are still [b, q, h, d]."""
     dtype, factor, mapped = wide_dtype(q.dtype), None, mapped.swapaxes(1, 2)
     scaled = mapped.astype(dtype) * (1 / math.sqrt(q.shape[-1]))
     if encoding.acts_on("logit_scale"):
@@ -256,7 +258,7 @@ def _queries(
 
 
 def _read_tokens(encoding: Encoding, params: Params, tokens: Tokens, slots: Slots, stored: bool = False) -> Block:
-    """Return one side, all heads first, with its token bias and without the arrays that no hook reads.
+    """Return one side as [b, heads, tokens, ...], with its token bias and without the arrays that no hook reads.
 
     stored: the arrays are a cache's. A barrier would copy them, and none is constant in the eyes of the compiler.
     """

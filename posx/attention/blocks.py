@@ -34,11 +34,13 @@ ON_CHIP, SIDES = 2**25, (128, 2048)
 
 
 class Tiling(NamedTuple):
-    """The tiles that are asked for.
+    """The requested tiles.
 
-    query_block, key_block: tokens in a tile; 0 for the default, see `block_sizes`. skip: whether far tiles that
-    provably weigh nothing are skipped, head by head; None if the encoding `fades` and it pays. Only tiles in order
-    under a causal mask are skipped, and only if biases and the norms of vectors bound their scores.
+    Only tiles in order under a causal mask are skipped, and only if biases and the norms of vectors bound their scores.
+
+    Attributes:
+      query_block, key_block: tokens in a tile; 0 for the default, see `block_sizes`.
+      skip: skip far tiles that provably weigh nothing, head by head; None if the encoding `fades` and it pays.
     """
 
     query_block: int = 0
@@ -75,7 +77,14 @@ class Plan(NamedTuple):
 def make_plan(
     pairs: TileInputs, terms: set[str], in_order: bool, offset: int | None, tiling: Tiling, devices: int
 ) -> Plan:
-    """Return the tiles of a call. terms: those that `by_distance` returns. devices: see `block_sizes`."""
+    """Return the tiles of a call.
+
+    Args:
+      pairs: a whole call.
+      terms: the terms that `by_distance` returns.
+      in_order, offset, tiling: as `blockwise` is given them.
+      devices: see `block_sizes`.
+    """
     encoding, mask, (params, *_), q, k = pairs
     (b, h), groups, (num_queries, num_keys) = q.tokens.mapped.shape[:2], k.tokens.mapped.shape[1], pairs.sizes
     skip, vectors = tiling.skip, bool(terms - {"bias"})

@@ -16,9 +16,9 @@
 The backward pass (backward.py) recomputes s and p of each tile from the kept rows, through the same functions, so one
 formula serves every encoding.
 
-"In order" means that queries and keys are the same tokens, one after the other: tiles of the future are never visited,
-and those of the past need no mask. Tiles beyond the encoding's reach share one row of the tables. Otherwise every tile
-is masked, and one without a visible pair is passed over.
+"In order" means that queries and keys are the same tokens, one after the other. Tiles of the future are then never
+visited, and tiles of the past need no mask. Tiles beyond the encoding's reach share one row of the tables. Otherwise
+every tile is masked, and one without a visible pair is passed over.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ from posx.attention.tiles import (
 from posx.contract import ByDistance, distance_terms, wide_dtype
 from posx.machine.platforms import on_cpu
 
-#: If tiles are whole rows, as many parts of the queries at most meet the keys up to their own end: with 2 parts 3/4 of
-#: all pairs, with 4 parts 5/8. Each part is compiled for itself. The second number is the fewest queries of a part.
+#: If tiles are whole rows, the queries form at most this many parts, each with the keys up to its own end. 2 parts
+#: compute 3/4 of all pairs, 4 parts 5/8. Each part is compiled for itself. The second number is the fewest queries of a
+#: part.
 STEPS, ACCELERATOR_STEPS = (2, 256), (4, 512)
 
 

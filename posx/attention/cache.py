@@ -21,13 +21,16 @@ from posx.errors import ConfigError
 
 
 class Layer(NamedTuple):
-    """The slots of one layer, k, v [b * g, s, d] and features {name: [b, s, ...]}, and its state for later tokens.
+    """The cache of one layer: s slots, and the state that later tokens need.
 
     Every token reads all keys and values. In this shape they are operands of its products, and XLA copies nothing.
 
-    v are as `value` maps them, k as `key` does unless the encoding reads raw keys. carry: the carry that
-    `batch_features` returned last, None at the start. recent: the vectors [b, n, heads, d] of the last tokens as
-    projected, by the name of each map that looks back.
+    Attributes:
+      k: [b * g, s, d'], after `key`, or as projected if the encoding reads raw keys.
+      v: [b * g, s, d], after `value`.
+      features: {name: [b, s, ...]}.
+      carry: the carry that `batch_features` returned last, None at the start.
+      recent: {map that looks back: [b, n, heads, d]}, the vectors of the last tokens as projected.
     """
 
     k: Any
@@ -38,9 +41,15 @@ class Layer(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """The slots of all layers, their pos and idx [b, s] (idx -1 for an empty slot), and the number of filled slots.
+    """The slots of all layers.
 
     An empty cache holds NumPy arrays, for which JAX compiles nothing.
+
+    Attributes:
+      layers: the cache of each layer.
+      pos: [b, s].
+      idx: [b, s], -1 for an empty slot.
+      filled: the number of filled slots.
     """
 
     layers: tuple[Layer, ...]
@@ -158,7 +167,7 @@ def remember(
 
 
 def revised(encoding: Encoding, params: Params, layer: Layer, features: Features, cache: Cache, slots: Slots) -> Layer:
-    """Return the layer's slots with keys as the tokens see them that follow the new ones, at `slots`."""
+    """Return the layer with its keys revised by the new tokens at `slots`, as later tokens will see them."""
     later = slots.idx[:, None, :] > cache.idx[:, :, None]
     keys = over_batch(functools.partial(encoding.revise, params), tokens_first(layer.k, len(later)), features, later)
     return layer._replace(k=heads_first(keys))

@@ -1,7 +1,7 @@
 """The first term of the formula, products of mapped vectors, and `decay`, which multiplies each by powers.
 
-Powers are relative to a position near both tokens, so that they neither vanish nor overflow: to the last query of a
-tile, or, in a kernel that does not know `decay`, to the middle of the call.
+Powers are relative to a position near both tokens, so that they neither vanish nor overflow. That is the last query of
+a tile. In a kernel that does not know `decay`, it is the middle of the call.
 """
 
 from __future__ import annotations

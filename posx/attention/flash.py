@@ -80,8 +80,10 @@ class Grid(NamedTuple):
 class Shared(NamedTuple):
     """Arrays of the whole call that get gradients, at least float32. An unused array is None.
 
-    bias: the bias by distance, a strip [h or 1, n]; in a kernel the tiles of all diagonals, see `bias_tiles` for both.
-    slope: in place of a bias that is slope_h times the distance, [h], without gradients.
+    Attributes:
+      bias: [h or 1, n], the bias by distance as a strip; in a kernel the tiles of all diagonals. See `bias_tiles` for
+        both.
+      slope: [h], in place of a bias that is slope_h times the distance, without gradients.
     """
 
     bias: Any = None
@@ -271,8 +273,10 @@ def _by_triton(warps: int, stages: int) -> Any:
 def bias_tiles(grid: Grid, strip: jax.Array, by_keys: bool = False) -> jax.Array:
     """Return the bias of a tile of each diagonal, [1, n * block, h or 1, block], of the bias by distance.
 
-    strip: at all distances of the tiles, and one below them, rising by one, [h or 1, (n + 1) * block].
-    by_keys: tiles are transposed, as products with keys first are.
+    Args:
+      grid: the tiles.
+      strip: [h or 1, (n + 1) * block], the bias at all distances of the tiles, and one below them, rising by one.
+      by_keys: tiles are transposed, as products with keys first are.
     """
     parts = strip.reshape(strip.shape[0], grid.diagonals + 1, grid.block)
     # The distances of a tile are those of the tile before, one block on.

@@ -21,11 +21,13 @@ MASKS = (
 class Mask:
     """The visible pairs of queries and keys.
 
-    causal: later keys are hidden. window: so are all keys but the last `window` tokens, the query included; 0 for no
-    limit. sinks: the first `sinks` tokens stay visible outside the window.
-
     Sinks are the tokens whose idx is below `sinks`. Number each row from its first token, not from its padding, as
     `prefill` does. Packed documents have their own sinks only if q_idx and k_idx start at 0 in each document.
+
+    Attributes:
+      causal: later keys are hidden.
+      window: all keys but the last `window` tokens, the query included, are hidden; 0 for no limit.
+      sinks: the first `sinks` tokens stay visible outside the window.
     """
 
     causal: bool = True

@@ -39,9 +39,11 @@ OF_TILE = *(QUERIES | LEARNED, KEYS | LEARNED) * 3, QUERIES, KEYS, QUERIES | LEA
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pointwise:
-    """The program of a score, traced at `sizes` = (h, q, k).
+    """The program of a score.
 
     Attributes:
+      program: the traced score.
+      sizes: (h, q, k) at which it is traced.
       s: the place of s.
       outside, pairs: the steps to run for all tokens at once, and those for each pair.
       reads: of queries and of keys, the places of numbers that get gradients, and of the others. A number that no token

@@ -71,9 +71,11 @@ class Block(NamedTuple):
 class SharedArrays(NamedTuple):
     """Arrays that all queries and keys share.
 
-    params: {} if no hook reads them in a tile. strips: the terms by distance at the consecutive distances of the pairs,
-    as `blocks.tabulate` makes them; None evaluates the hook at the positions. sink: what `sinks` returns for all tiles
-    of a row together; None in a tile.
+    Attributes:
+      params: {} if no hook reads them in a tile.
+      strips: the terms by distance at the consecutive distances of the pairs, as `blocks.tabulate` makes them. None
+        evaluates the hook at the positions.
+      sink: what `sinks` returns for all tiles of a row together; None in a tile.
     """
 
     params: Params

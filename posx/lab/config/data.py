@@ -22,15 +22,21 @@ TOKENIZERS = ("bytes", "bpe", "ids")
 class DataConfig:
     """The settings of the data: the text, its documents and its tokens.
 
-    source: "stdlib" (the embedded corpus), a file or folder, or a hub name. subset, train_split, validation_split: of a
-    hub data set. validation: a path with held-out text, else the source's own validation files or split. If there are
-    none, `validation_fraction` of the documents is held out by hash. tuning_fraction: this part of the training
-    documents is taken out and takes the place of the validation text, for choices that must not use it.
-    text_column: of parquet, JSON and hub data; it holds text, token ids or chat messages. text_encoding: of text and
-    JSON files. template: writes chat messages as text. dtype: of the token ids in .bin files. layout: a document is a
-    "document" (file or row), a "line", a "paragraph", or an article of "wikitext". tokenizer: "bytes", "bpe" (trained
-    here), the path of a tokenizer.json, or "ids" for token ids alone. vocab_size: the number of ids of a BPE, 0 for
-    8192; or of "ids". cache_dir: "" for "posx" in $XDG_CACHE_HOME or ~/.cache.
+    Attributes:
+      source: "stdlib" (the embedded corpus), a file or folder, or a hub name.
+      subset, train_split, validation_split: of a hub data set.
+      validation: a path with held-out text. Without it the validation files or split of the source are held out.
+      validation_fraction: of the documents, held out by hash if the source has no validation text.
+      tuning_fraction: this part of the training documents replaces the validation text, for choices that must not use
+        it.
+      text_column: of parquet, JSON and hub data. It holds text, token ids or chat messages.
+      text_encoding: of text and JSON files.
+      template: writes chat messages as text.
+      dtype: of the token ids in .bin files.
+      layout: a document is a "document" (file or row), a "line", a "paragraph", or an article of "wikitext".
+      tokenizer: "bytes", "bpe" (trained here), the path of a tokenizer.json, or "ids" for token ids alone.
+      vocab_size: the number of ids of a BPE, 0 for 8192; or of "ids".
+      cache_dir: "" for "posx" in $XDG_CACHE_HOME or ~/.cache.
     """
 
     source: str = "stdlib"

@@ -42,11 +42,16 @@ _FREE = ("dispatch_steps", "log_steps", "checkpoint_steps", "keep_checkpoints")
 class RunConfig:
     """All settings of one run, with nothing left open.
 
-    layers: the encoding of each layer. rates: how the parameters of each are trained. code: digests of the user's own
-    classes among them, by name. text: the digest of text, split and tokenizer, "" until the text is read, or "imported"
-    and the digest of an imported model. held_out: the digest of what is scored of that text, which `text` covers.
-    parent: see `as_parent`, of the run whose weights this one has or starts from. asked: the sections of the config as
-    they were given, for the reader.
+    Attributes:
+      layers: the encoding of each layer.
+      model, data, train, eval: the sections.
+      rates: how the parameters of each layer's encoding are trained.
+      code: {name: digest} of the user's own classes among the encodings.
+      text: the digest of text, split and tokenizer, "" until the text is read; or "imported" and the digest of an
+        imported model.
+      held_out: the digest of the scored part of that text, which `text` covers.
+      parent: the run whose weights this one has or starts from, see `as_parent`.
+      asked: the sections of the config as they were given, for the reader.
     """
 
     layers: tuple[Encoding, ...]

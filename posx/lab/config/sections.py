@@ -29,20 +29,33 @@ LISTS = {"train_lens": "train.length", "encodings": "encoding", "seeds": "train.
 class ModelConfig:
     """Every choice of the architecture; 0 leaves a size to its rule.
 
-    `tied` embeddings are a strong path from token to token beside attention, so extrapolation failures show less.
-    `num_kv_heads` 0: as many as heads. `head_dim` 0: the model's width over the heads. `mlp_dim` 0: 4m for GELU, 8m/3
-    for SwiGLU and GeGLU (the same number of weights). `vocab_size` 0: the tokenizer's; a model may have more rows.
-    `mlp` gelu and geglu have the tanh form of GELU, gelu_exact the one with erf.
-    `norm` rms divides by the root mean square, layer subtracts the mean first; `norm_eps` is added to mean squares.
-    `biases` are learned vectors added to queries, keys and values (qkv), or to every product and norm (all).
-    `parallel` lets attention and MLP read the same input. `post_norm` adds a norm after each, as in Gemma 3, and
-    `embedding_norm` one after the embeddings, as in BLOOM.
-    `dtype` is the type of the operands of the forward matrix products; parameters and all else stay float32.
-    `remat` "layer" keeps only the input of every layer for the backward pass and computes the rest of it again: memory
-    of about one layer instead of all, for a third more work. XLA's CPU backend merges the two and keeps all (0.10.2).
-    `layer_policy` is cycled over the layers; "encoding" stands for the run's encoding, other words are
-    specs of their own: nope, rope(base=50)+alibi. `mask_policy` is cycled too: causal, window(size=512), or
-    window(size=512, sinks=4), whose first 4 tokens of the text stay visible.
+    Attributes:
+      num_layers: layers of the decoder.
+      model_dim: m, the width.
+      num_heads: query heads.
+      num_kv_heads: key/value heads; 0 for as many as query heads.
+      head_dim: channels of a head; 0 for the width over the heads.
+      vocab_size: rows of the embeddings; 0 for those of the tokenizer. A model may have more rows.
+      mlp: gelu and geglu have the tanh form of GELU, gelu_exact the form with erf.
+      mlp_dim: hidden units; 0 for 4m with GELU, 8m/3 with SwiGLU and GeGLU (the same number of weights).
+      tied: inputs and outputs share embeddings. This is a strong path from token to token beside attention, so
+        extrapolation failures show less.
+      dropout: probability.
+      qk_norm: a norm of the queries and keys of each head.
+      norm: rms divides by the root mean square, layer subtracts the mean first.
+      norm_eps: added to mean squares.
+      biases: learned vectors added to queries, keys and values (qkv), or to every product and norm (all).
+      parallel: attention and MLP read the same input.
+      post_norm: a norm after each of both, as in Gemma 3.
+      embedding_norm: a norm after the embeddings, as in BLOOM.
+      dtype: of the operands of the forward matrix products; parameters and all else stay float32.
+      remat: "layer" keeps only the input of every layer for the backward pass and computes the rest again. That takes
+        the memory of about one layer instead of all, for a third more work. XLA's CPU backend merges the two and keeps
+        all (0.10.2).
+      layer_policy: cycled over the layers. "encoding" stands for the run's encoding, other words are specs of their
+        own: nope, rope(base=50)+alibi.
+      mask_policy: cycled too: causal, window(size=512), or window(size=512, sinks=4), whose first 4 tokens of the text
+        stay visible.
     """
 
     # Beyond the bounds a model is a slip of the finger, and its description alone would take minutes.
@@ -153,13 +166,30 @@ def cycle_of(layers: tuple[T, ...]) -> tuple[T, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """One training run. `length` L in tokens; `batch_size` in windows of L tokens; durations in steps.
+    """One training run. Durations are in steps.
 
-    `dispatch_steps`: as many steps run in one call on the device, fewer before a log line or a checkpoint. It changes
-    speed alone: the memory of a call is not given back between its steps, and an accelerator does not wait for Python.
-    `position_lr_multiplier`: every parameter of an encoding learns at so many times the learning rate; 0 leaves it to
-    the encoding (`Encoding.lr_multiplier`).
-    `precision`: of products of float32 numbers on an accelerator: its own, which rounds their operands, or float32.
+    Attributes:
+      length: L, tokens of a window.
+      batch_size: windows of a step.
+      steps: optimiser steps.
+      seed: of parameters, batches and dropout.
+      learning_rate: after warm-up.
+      final_learning_rate: at the last step.
+      position_lr_multiplier: every parameter of an encoding learns at so many times the learning rate; 0 leaves it to
+        the encoding (`Encoding.about`).
+      warmup_steps: of a linear rise.
+      beta1, beta2: of AdamW.
+      weight_decay: of AdamW.
+      clip_norm: the largest norm of the gradient.
+      accumulation: equal parts of a batch whose gradients are averaged.
+      executor: of attention, see `posx.attend`.
+      precision: of products of float32 numbers on an accelerator. "default" is its own, which rounds their operands.
+      dispatch_steps: steps that run in one call on the device, fewer before a log line or a checkpoint. The number
+        changes speed alone. The memory of a call is not freed between its steps, and an accelerator does not wait for
+        Python.
+      log_steps: between log lines.
+      checkpoint_steps: between checkpoints.
+      keep_checkpoints: the newest ones that are kept.
     """
 
     length: Annotated[int, at_least(2)] = 64
@@ -206,13 +236,15 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SweepConfig:
-    """The runs that a sweep makes. The three lists are short for axes, and `axes` overrides them.
+    """The runs that a sweep makes: every combination of the values on its axes.
 
-    `axes` maps any setting to its values: {"encoding": ("rope", "rope(base=500000)+alibi"), "train.learning_rate":
-    (1e-3, 2e-3), "model.layer_policy": ("encoding", "encoding, nope")}. Encodings, and patterns of them, are texts.
-    A sweep makes every combination of the values on its axes. Axes that an entry of `zip` joins with + advance together
-    and count as one axis: with ("model.model_dim+model.num_heads",) the first width goes with the first number of
-    heads, the second width with the second. The lists may be joined too: "encoding+train.learning_rate".
+    Attributes:
+      encodings, train_lens, seeds: short forms of three axes, which `axes` overrides.
+      zip: settings joined by +, which advance together and count as one axis. With ("model.model_dim+model.num_heads",)
+        the first width has the first number of heads, the second width the second. The lists may be joined too:
+        "encoding+train.learning_rate".
+      axes: any setting and its values: {"encoding": ("rope", "rope(base=500000)+alibi"), "train.learning_rate": (1e-3,
+        2e-3), "model.layer_policy": ("encoding", "encoding, nope")}. Encodings, and patterns of them, are texts.
     """
 
     encodings: tuple[str, ...] = CLASSIC
