@@ -158,11 +158,13 @@ def test_scripts_install_and_run_in_the_folder_of_venv(script, tmp_path):
     for name in ("python", "posx"):
         (tmp_path / "bin" / name).write_text('#!/bin/sh\necho "$0 $*"\n', encoding="utf-8")
         (tmp_path / "bin" / name).chmod(0o755)
-    env = {**os.environ, "VENV": str(tmp_path), "PYTHON": sys.executable}
+    locked = {"CONSTRAINTS": str(ROOT / "scripts/constraints-3.11.txt")}
+    env = {**os.environ, "VENV": str(tmp_path), "PYTHON": sys.executable, **locked}
     done = subprocess.run([ROOT / script, "--word"], env=env, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     installed, ran = done.stdout.splitlines()
     assert installed.startswith(f"{tmp_path}/bin/python -m pip install")
+    assert f"--constraint {locked['CONSTRAINTS']} -e ." in installed
     assert ran.startswith(f"{tmp_path}/bin/") and ran.endswith("--word")
 
 
