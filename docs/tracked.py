@@ -120,15 +120,16 @@ def _facts() -> str:
 
 
 def committed() -> dict[Path, str]:
-    """Return {page in git: its text with the tables as they must be}.
+    """Return {page in git: its text with the tables, and the number of encodings, as they must be}.
 
     A table follows a comment with its name, or in the README its first line.
     """
-    readme = (HERE.parent / "README.md").read_text(encoding="utf-8")
+    readme, index = HERE.parent / "README.md", DOCS / "index.md"
+    texts = {page: page.read_text(encoding="utf-8") for page in (readme, index)}
+    pages = {page: re.sub(r"\d+(?= position encodings)", str(len(ENCODINGS)), text) for page, text in texts.items()}
     for made in (known(), results()):
         head = re.escape(made.partition("\n")[0])
-        readme = _with_table(readme, rf"(?={head}\n)", made)
-    pages = {HERE.parent / "README.md": readme}
+        pages[readme] = _with_table(pages[readme], rf"(?={head}\n)", made)
     tables_of = {
         "catalogue.md": {"encodings": catalogue()},
         "design/contract.md": {
