@@ -4,7 +4,7 @@
 made from the class (definition, fields, facts, picture), from `encodings.toml` (formula in LaTeX, one phrase) and from
 the leaderboard's data (measured results, published claims).
 
-Git tracks the README and the contract, which hold tables of the code too. `python -m docs.book` writes these tables.
+Pages that git tracks hold tables of the code too: see `tracked`.
 """
 
 from __future__ import annotations
@@ -19,22 +19,16 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from docs.tracked import DIMS, GROUPS, TEXTS, paper, table
 from experiments import tables
 from experiments.leaderboard import leaderboard
 from experiments.tables import HERE, load
-from posx.contract import HOOKS, ByDistance, Encoding, Tile, acting, parts
-from posx.contract.facts import FACTS
-from posx.contract.hooks import Hook
-from posx.encodings import ENCODINGS, Dims, build, encoding_name, from_spec
+from posx.contract import Encoding, parts
+from posx.encodings import ENCODINGS, build, encoding_name, from_spec
 from posx.lab import plots, report
 from posx.lab.commands.encodings import facts_of, fields_of
 from posx.machine.guard import start_devices
 
-#: The sizes of the pictures and facts: those of the leaderboard's models.
-DIMS = Dims(model_dim=128, num_heads=4, head_dim=32, num_layers=4, train_len=64)
-#: Texts about each encoding that no class needs.
-TEXTS = tomllib.loads((Path(__file__).parent / "encodings.toml").read_text(encoding="utf-8"))
-GROUPS = ("Absolute", "Rotary", "Distance bias", "Content-dependent", "Logit scale")
 #: The columns of the leaderboard that the comparison repeats.
 COMPARED = ("PPL at L", "R_2", "R_8", "R_16", "1 % horizon", "step")
 STUDIES = {
@@ -56,7 +50,7 @@ REPORTS = {"train_short_test_long": "study", "leaderboard": "cells", "variants":
 OWN_PAGES = {
     r"posx/encodings/(\w+)\.py": r"encodings/\1.md",
     r"experiments/(\w+)/README\.md": r"results/\1.md",
-    r"README\.md#the-encodings": "encodings/index.md",
+    r"catalogue\.md": "encodings/index.md",
 }
 MEASURED = (
     "Every entry has 4 layers, width 128 and 4 heads, and was trained on windows of L = 64 bytes of novels. "
@@ -78,7 +72,7 @@ def link(_: Any, page: str, source: list[str]) -> None:
     """Lead the links of a page to the site's own pages of encodings and studies, which a clone does not have."""
     up = "../" * page.count("/")
     for pattern, own in OWN_PAGES.items():
-        source[0] = re.sub(rf"\]\((?:\.\./)+{pattern}", rf"]({up}{own}", source[0])
+        source[0] = re.sub(rf"\]\((?:\.\./)*{pattern}", rf"]({up}{own}", source[0])
 
 
 def untyped(_: Any, what: str, ___: str, ____: Any, _____: Any, lines: list[str]) -> None:
@@ -105,54 +99,6 @@ def _escaped(line: str) -> str:
     return "".join(
         piece if n % 2 else re.sub(r"([*|]|(?<=\w)_(?!\w))", r"\\\1", piece) for n, piece in enumerate(pieces)
     )
-
-
-def _table(head: list[str] | tuple[str, ...], rows: list[list[str]], numbers: int = 0) -> str:
-    """Return a Markdown table. numbers: the count of last columns that are aligned to the right."""
-    rule = ["---"] * (len(head) - numbers) + ["---:"] * numbers
-    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in (head, rule, *rows))
-
-
-def _hooks() -> str:
-    """Return the table of hooks. Their meaning is the first paragraph of each default in `Encoding`."""
-    rows = [
-        [f"`{name}`", ", ".join(hook.takes) or "-", _shape(hook), hook.kind, _first(getattr(Encoding, name))]
-        for name, hook in HOOKS.items()
-    ]
-    return _table(("hook", "given, after params", "returns", "acts per", "meaning"), rows)
-
-
-def _shape(hook: Hook) -> str:
-    """Return the shapes of a hook's result, with t for the tokens of a hook that acts on each token."""
-    if isinstance(hook.gives, tuple):
-        return "; ".join(f"{name} `[{shape}]`" for name, shape in hook.gives._asdict().items())
-    shape = re.sub(r"\b[qk]\b", "t", hook.gives) if hook.kind == "token" else hook.gives
-    return f"`[{shape}]`" if shape else "named arrays `[t, ...]`, carry"
-
-
-def _record(cls: type) -> str:
-    """Return the table of a record's fields, out of the Attributes of its docstring."""
-    listed = (inspect.getdoc(cls) or "").partition("Attributes:\n")[2]
-    fields = re.findall(r"^  (\w+): (.*(?:\n    .*)*)", listed, re.MULTILINE)
-    rows = [[f"`{name}`", re.sub(r"^(\[[^\]]*\]|\{[^}]*\})", r"`\1`", " ".join(text.split()))] for name, text in fields]
-    return _table(("field", "holds"), rows)
-
-
-def _first(thing: Any) -> str:
-    return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
-
-
-def _facts() -> str:
-    """Return the table of facts. Their meaning is the comment above each default in `Encoding`."""
-    code = inspect.getsource(Encoding)
-    comments = dict(re.findall(r"#: ((?:.*\n\s*#: )*.*)\n\s*(\w+): ", code))
-    meaning = {name: " ".join(re.sub(r"\n\s*#: ", " ", text).split()) for text, name in comments.items()}
-    rows = []
-    for name, fact in FACTS.items():
-        default = getattr(Encoding, name)
-        shown = "nothing" if not default and default is not False and default is not None else str(default)
-        rows.append([f"`{name}`", fact.allowed.text, shown, meaning.get(name) or _first(default)])
-    return _table(("fact", "allowed", "default", "meaning"), rows)
 
 
 _cells = functools.cache(leaderboard.load_cells)
@@ -182,11 +128,11 @@ def _page(name: str, encoding: Encoding) -> str:
     about = [
         ["type it as", f"`{name}`"],
         ["idea", text["short"]],
-        *([label, cell] for label, cell in (facts | {"paper": _paper(cls.about.paper)}).items()),
+        *([label, cell] for label, cell in (facts | {"paper": paper(cls.about.paper)}).items()),
     ]
     sections = [
         f"# {text['title']}",
-        _table(("", ""), about),
+        table(("", ""), about),
         "## Formula",
         f"```{{math}}\n{text['formula'].strip()}\n```",
         text["symbols"].strip(),
@@ -225,7 +171,7 @@ def _fields(name: str, encoding: Encoding) -> str:
     if not rows:
         return "It has no fields."
     typed = f"Type a field as `{name}({rows[0][0].strip('`')}=...)`." if dataclasses.fields(encoding) else ""
-    return _table(("field", f"value {where}"), rows) + f"\n\n{typed}"
+    return table(("field", f"value {where}"), rows) + f"\n\n{typed}"
 
 
 def _uses(entry: str, name: str) -> bool:
@@ -240,7 +186,7 @@ def _measured(name: str) -> str:
         return "It is not on the leaderboard yet."
     columns = [0, *(board[""].index(column) for column in COMPARED)]
     cells = [[row[n] for n in columns] for row in rows]
-    return f"{_table([board[''][n] for n in columns], cells, numbers=len(COMPARED))}\n\n{MEASURED}"
+    return f"{table([board[''][n] for n in columns], cells, numbers=len(COMPARED))}\n\n{MEASURED}"
 
 
 def _claims(name: str) -> str:
@@ -277,7 +223,7 @@ def _index() -> str:
         "# The book of encodings",
         f"{len(ENCODINGS)} methods, each with its formula, a picture, its fields and its measured results. "
         "Click on a heading to sort. [Which encoding should I use?](../guides/choose.md) says what the numbers carry.",
-        f":::{{div}} sortable\n{_table(head, rows)}\n:::",
+        f":::{{div}} sortable\n{table(head, rows)}\n:::",
         MEASURED,
         *trees,
     ]) + "\n"  # fmt: skip
@@ -299,7 +245,7 @@ def _write_results(folder: Path) -> None:
     rows = [[f"[{title}]({study}.md)", _question(study)] for study, title in STUDIES.items()]
     index = (
         "# Results\n\nEach study is a question, a command, a table that a test recomputes from its committed data, and "
-        f"what may be concluded.\n\n{_table(('study', 'question'), rows)}\n\n```{{toctree}}\n:hidden:\n\n{names}\n```\n"
+        f"what may be concluded.\n\n{table(('study', 'question'), rows)}\n\n```{{toctree}}\n:hidden:\n\n{names}\n```\n"
     )
     (folder / "index.md").write_text(index, encoding="utf-8")
 
@@ -326,50 +272,3 @@ def _question(study: str) -> str:
     asked, first = r"\*\*Question\.\*\*\s+(.*?)\n\n", r"^# .*\n\n(.*?)\n\n"
     found = re.search(asked, text, re.DOTALL) or re.search(first, text, re.DOTALL)
     return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(found[1].split())) if found else ""
-
-
-def catalogue() -> str:
-    """Return the table of the README. `python -m docs.book` writes it."""
-    rows = []
-    for name, cls in sorted(ENCODINGS.items(), key=lambda item: GROUPS.index(TEXTS[item[0]]["group"])):
-        text = TEXTS[name]
-        acts = ", ".join(f"`{hook}`" for hook in acting(build(name, DIMS))) or "nothing"
-        rows.append([text["group"], f"`{name}`", acts, text["short"], _paper(cls.about.paper)])
-    for n in range(len(rows) - 1, 0, -1):  # a group is named once
-        if rows[n][0] == rows[n - 1][0]:
-            rows[n][0] = ""
-    return _table(("", "name", "acts on", "idea", "paper"), rows)
-
-
-def _paper(text: str) -> str:
-    if "/" in text.split()[0]:  # the address of a page
-        return f"[{text.rstrip('/').split('/')[-1]}](https://{text.removeprefix('https://')})"
-    return re.sub(r"arXiv (\d{4}\.\d{5})", r"[\1](https://arxiv.org/abs/\1)", text)
-
-
-def committed() -> dict[Path, str]:
-    """Return the pages that hold tables of the code, as they must be. `python -m docs.book` writes them.
-
-    A table follows a comment with its name, or in the README its first line.
-    """
-    readme, contract = HERE.parent / "README.md", Path(__file__).parent / "design/contract.md"
-    text = contract.read_text(encoding="utf-8")
-    tables_of = {"hooks": _hooks(), "by_distance": _record(ByDistance), "tile": _record(Tile), "facts": _facts()}
-    for name, table in tables_of.items():
-        text = _with_table(text, rf"(?<=<!-- {name} -->\n\n)", table)
-    table = catalogue()
-    head = re.escape(table.partition("\n")[0])
-    return {contract: text, readme: _with_table(readme.read_text(encoding="utf-8"), rf"(?={head}\n)", table)}
-
-
-def _with_table(page: str, place: str, table: str) -> str:
-    """Return the page with the table at `place`, a pattern, in place of the one there. Raises ValueError if none is."""
-    found, count = re.subn(rf"{place}(\|.*\n)+", lambda _: f"{table}\n", page)
-    if count != 1:
-        raise ValueError(f"{place} is in the page {count} times instead of once, with a table after it.")
-    return found
-
-
-if __name__ == "__main__":
-    for path, text in committed().items():
-        path.write_text(text, encoding="utf-8")

@@ -23,7 +23,7 @@ extensions = [
     "sphinx_design",
     "sphinx-mathjax-offline",
 ]
-exclude_patterns = ["_build", "jupyter_execute"]
+exclude_patterns = ["_build", "jupyter_execute", "catalogue.md"]  # the book of encodings has its table
 default_role = "code"  # posx's docstrings write `name` for code
 myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4

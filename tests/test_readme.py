@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import posx
-from docs import book
+from docs import tracked
 from posx.conformance import CHECKS, check_encoding
+from posx.encodings import ENCODINGS
 from posx.lab import cli
 from posx.lab.machine import ceiling
 from tests import tiny
@@ -92,19 +93,24 @@ def test_every_page_with_ratios_defines_them_alike():
 
 
 def test_tables_of_tracked_pages_are_those_of_the_code():
-    """`python -m docs.book` writes them."""
-    pages = book.committed()
-    assert {path.name for path in pages} == {"README.md", "contract.md"}
+    """`python -m docs.tracked` writes them."""
+    pages = tracked.committed()
+    assert {path.name for path in pages} == {"README.md", "catalogue.md", "contract.md", "index.md"}
     for path, text in pages.items():
         assert path.read_text(encoding="utf-8") == text, path
-    assert f"\n\n{book.catalogue()}\n\n" in README
+
+
+def test_readme_names_ten_encodings_and_all_are_one_link_away():
+    listed = re.findall(r"^\| \[`(\w+)`\]\(https://", README, re.MULTILINE)
+    assert len(listed) == 10 and set(listed) <= set(ENCODINGS)
+    assert "(docs/catalogue.md)" in README
+    catalogue = (ROOT / "docs/catalogue.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"\| \[`(\w+)`\]\(\.\./posx/encodings/\1\.py\)", catalogue)) == sorted(ENCODINGS)
 
 
 def test_readme_is_short():
-    """A newcomer reads it in two minutes. Tables of names are for looking up."""
-    table = {*book.catalogue().splitlines()}
-    lines = [line for line in README.splitlines() if line not in table]
-    assert len(lines) <= 96 and len(" ".join(lines).split()) <= 800
+    """A newcomer reads it in a minute. Tables, code and captions count."""
+    assert len(README.split()) <= 700
 
 
 def commands_of(page):
@@ -152,11 +158,13 @@ def test_scripts_install_and_run_in_the_folder_of_venv(script, tmp_path):
     for name in ("python", "posx"):
         (tmp_path / "bin" / name).write_text('#!/bin/sh\necho "$0 $*"\n', encoding="utf-8")
         (tmp_path / "bin" / name).chmod(0o755)
-    env = {**os.environ, "VENV": str(tmp_path), "PYTHON": sys.executable}
+    locked = {"CONSTRAINTS": str(ROOT / "scripts/constraints-3.11.txt")}
+    env = {**os.environ, "VENV": str(tmp_path), "PYTHON": sys.executable, **locked}
     done = subprocess.run([ROOT / script, "--word"], env=env, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     installed, ran = done.stdout.splitlines()
     assert installed.startswith(f"{tmp_path}/bin/python -m pip install")
+    assert f"--constraint {locked['CONSTRAINTS']} -e ." in installed
     assert ran.startswith(f"{tmp_path}/bin/") and ran.endswith("--word")
 
 
