@@ -82,11 +82,14 @@ def untyped(_: Any, what: str, ___: str, ____: Any, _____: Any, lines: list[str]
 
 
 def plain(_: Any, __: str, ___: str, ____: Any, _____: Any, lines: list[str]) -> None:
-    """Make reStructuredText of a docstring, which is plain text: formulas are escaped, indented code is literal."""
+    """Make reStructuredText of a docstring, which is plain text.
+
+    Formulas are escaped, indented code is literal, and lists stay.
+    """
     found: list[str] = []
     code = False
     for before, line in zip(["", *lines], lines, strict=False):
-        starts = line.startswith("    ") and not before.strip()
+        starts = line.startswith("    ") and not before.strip() and not line.lstrip().startswith("* ")
         if starts and not code:
             found += ["::", ""]
         code = starts or (code and (line.startswith("    ") or not line.strip()))

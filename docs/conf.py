@@ -37,6 +37,7 @@ copybutton_exclude = ".linenos, .gp, .go"
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_preserve_defaults = True
+napoleon_use_ivar = True  # a field that a docstring lists is described once
 
 html_theme = "sphinx_book_theme"
 html_title = "posx"

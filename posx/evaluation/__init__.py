@@ -71,7 +71,7 @@ def evaluate(
       on_row: called with each row as soon as it is there.
 
     Returns:
-      One row for each protocol and length, a dict. Numbers that are not known are None. Its fields:
+      One row for each protocol and length, a dict with these fields. Numbers that are not known are None.
 
       * protocol, eval_len and stride in tokens, targets (a name of the set of scored tokens).
       * num_targets, num_stretches, num_documents, num_windows, num_bytes, num_separators.
