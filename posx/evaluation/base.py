@@ -51,7 +51,7 @@ class Protocol(abc.ABC):
         return tuple(lengths)
 
     def stride_at(self, length: int, lengths: Sequence[int]) -> int:
-        """Return the distance between the starts of windows of `length` tokens."""
+        """Return the distance between the starts of windows of `length` tokens: so many targets of each are scored."""
         return length
 
     def needs(self, lengths: Sequence[int]) -> tuple[int, str]:

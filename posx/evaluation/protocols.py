@@ -1,7 +1,7 @@
 """Protocols of evaluation: which tokens are scored, and with how much context.
 
 A stream is tokens [n + 1]: the first is context only (the end-of-document token before the text), the other n are the
-targets. A new protocol is one class and its line in PROTOCOLS.
+targets. A new protocol is one class and its line in PROTOCOLS; CONTRIBUTING names the lists that repeat its name.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A run is its resolved settings: equal hashes mean the same run, and `config.json` gives the run back."""
 
 import dataclasses
+import hashlib
 import json
 
 import pytest
@@ -11,6 +12,7 @@ from posx.contract import Encoding
 from posx.encodings import Alibi, from_spec, spec_of
 from posx.errors import ConfigError
 from posx.lab.config import RunConfig, base_config, run_config
+from posx.lab.config.run import SCHEMA_VERSION
 from posx.lab.config.sections import ModelConfig
 from tests import tiny
 
@@ -104,6 +106,12 @@ def test_stored_run_keeps_its_settings_when_rules_change(request):
     assert held.layers[0].num_buckets == 30 and held.model.mlp_dim == 512
     told = held.differences(run_of())
     assert told == ["encoding.num_buckets: 30 -> 6", "model.mlp_dim: 512 -> 384"]
+
+
+def test_settings_that_come_or_go_raise_the_schema_version():
+    """They change the hash of every run: older folders are refused by their version, and not as edited."""
+    names = sorted(name for name in run_of().settings if name.partition(".")[0] in ("model", "train"))
+    assert (SCHEMA_VERSION, len(names), hashlib.sha256(",".join(names).encode()).hexdigest()[:8]) == (7, 35, "4abef3e4")
 
 
 @pytest.mark.parametrize("version", [None, "3", 0, 2, 99])
