@@ -22,6 +22,7 @@ from posx.errors import ConfigError
 from posx.lab.config import base_config, run_config
 from posx.lab.runs.checks import checked
 from posx.machine.platforms import traced_for
+from tests.cheap import in_one_program
 
 B, T, H, D = 2, 11, 4, 6
 RNG = np.random.default_rng(0)
@@ -364,16 +365,17 @@ def test_a_bias_of_both_positions_keeps_the_distance_table(positions, monkeypatc
     start = encoding.init(jax.random.key(0), dims)
     params = {name: a + RNG.standard_normal(a.shape).astype(np.float32) for name, a in start.items()}
     pos = POS if positions == "consecutive" else np.sort(RNG.permutation(3 * T)[:T]).astype(np.int32)
-    dense = posx.attend(encoding, params, Q, K, V, pos, executor="dense")
+    run = functools.partial(in_one_program, posx.attend)
+    dense = run(encoding, params, Q, K, V, pos, executor="dense")
     for part, own in ((encoding.parts[:1], params), (encoding.parts[1:], {})):
-        assert np.abs(dense - posx.attend(Chain(part), own, Q, K, V, pos, executor="dense")).max() > 0.05
+        assert np.abs(dense - run(Chain(part), own, Q, K, V, pos, executor="dense")).max() > 0.05
 
     def counted(self, params, distance):
         evaluated.append(len(distance))
         return by_distance(self, params, distance)
 
     monkeypatch.setattr(Alibi, "by_distance", counted)
-    assert_allclose(posx.attend(encoding, params, Q, K, V, pos, executor="even_tiles"), dense, atol=1e-5)
+    assert_allclose(run(encoding, params, Q, K, V, pos, executor="even_tiles"), dense, atol=1e-5)
     table, tile = T + 1 + 4, 2 * 4  # whole blocks of 2 queries, and one block of 4 keys ahead
     assert (table in evaluated, tile in evaluated) == ((True, False) if positions == "consecutive" else (False, True))
 

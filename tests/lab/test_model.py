@@ -23,6 +23,7 @@ from posx.lab.layers import dropout, linear, sequential
 from posx.lab.model import Model, make_model
 from posx.lab.runs.load import Apply
 from posx.lab.training.step import init_state, loss, make_optimizer, train_step
+from tests.cheap import in_one_program
 from tests.encodings.cases import FEW, first
 
 VOCAB = 29
@@ -475,7 +476,7 @@ TAKES_TOKENS = {
 def test_token_ids_may_be_lists_and_must_be_a_batch(call):
     model, ids = small("rope", num_layers=1), text(2, 3)
     found = functools.partial(TAKES_TOKENS[call], model, start(model))
-    np.testing.assert_array_equal(found(ids.tolist()), found(ids))
+    np.testing.assert_array_equal(in_one_program(found, ids.tolist()), in_one_program(found, ids))
     for wrong in (ids[0], ids[None], 3, "text", [[1, 2, 3], [4]], ids * 1.0, ids > 3, None, jax.random.key(0)):
         with pytest.raises(ConfigError, match=r"^tokens: .* cannot be token ids. Give whole numbers \[b, t") as caught:
             found(wrong)
