@@ -81,8 +81,8 @@ def transpositions(text):
     ("rows", "heads", "mask", "tiles"),
     [
         (4, 12, posx.causal(), {(1024, 1024), (1024, 2048), (512, 3072), (512, 4096)}),
-        (1, 2, posx.causal(), {(1024, 1024), (1024, 2048), (1024, 3072), (1024, 4096)}),
-        (1024, 12, posx.causal(), {(128, 128)}),
+        pytest.param(1, 2, posx.causal(), {(1024, n) for n in (1024, 2048, 3072, 4096)}, marks=pytest.mark.slow),
+        pytest.param(1024, 12, posx.causal(), {(128, 128)}, marks=pytest.mark.slow),
         (4, 12, posx.window(512), {(512, 512)}),
     ],
 )

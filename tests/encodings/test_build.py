@@ -197,7 +197,7 @@ def test_defaults_follow_the_training_length():
     assert built("grape_a", 64).num_heads == DIMS.num_heads
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 5, 8, 100])
+@pytest.mark.parametrize("length", [1, 2, 3, 100])
 @pytest.mark.parametrize("name", posx.ENCODINGS)
 def test_every_training_length_builds(name, length):
     dims = dataclasses.replace(DIMS, train_len=length)

@@ -127,8 +127,11 @@ def test_encodings_start_from_the_same_weights(spec):
     assert mine.keys() == other.keys() and len(mine) == 2 + 2 * 8
     for name in mine:
         np.testing.assert_array_equal(mine[name], other[name], err_msg=name)
-    different = position_free(start(small(spec), 4))
-    assert not np.array_equal(mine["embedding"], different["embedding"])
+
+
+def test_another_seed_gives_other_weights():
+    one, other = (start(small("nope"), seed)["embedding"] for seed in (0, 4))
+    assert not np.array_equal(one, other)
 
 
 def test_shared_parameters_exist_once_others_in_each_layer():
@@ -391,7 +394,7 @@ def decode(model, params, tokens, pos, idx, chunk):
     return np.concatenate(logits, axis=1)
 
 
-@pytest.mark.parametrize("name", first(SPECS, FEW))
+@pytest.mark.parametrize("name", first(SPECS, ("shaw", "rope", "fox")))
 def test_prefixes_decoding_and_padding_agree_with_the_full_pass(name):
     """One test for all of them, so that each program is compiled once an encoding."""
     spec = SPECS[name]
