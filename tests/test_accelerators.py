@@ -24,7 +24,7 @@ from posx.lab.model import make_model
 from posx.lab.runs.evaluate import _log_probs
 from posx.lab.training.step import init_state, loss, train_step, train_steps
 from posx.machine.platforms import platform, traced_for
-from tests.encodings.cases import APART, CASES, DIMS, FEW, SPECS, STRUCTURAL, WAYS, first
+from tests.encodings.cases import APART, CASES, DIMS, FEW, SPECS, STRUCTURAL, first
 from tests.lowered import ACCELERATORS, SERVED, SIZES, faults, lowered, shape_of
 from tests.test_architecture import FILES
 from tests.tiny import environment
@@ -54,7 +54,7 @@ def attention(encoding, executor, params, q, k, v, x, slots, mask=posx.causal())
 
 @pytest.mark.parametrize(
     ("case", "platform"),
-    [pytest.param(case, "cuda", marks=() if case in WAYS else pytest.mark.slow) for case in CASES]
+    [pytest.param(case, "cuda", marks=() if case in FEW else pytest.mark.slow) for case in CASES]
     + [pytest.param(case, "tpu", marks=pytest.mark.slow) for case in posx.ENCODINGS],
 )
 def test_attention_is_lowered_for_accelerators(case, platform):

@@ -76,7 +76,7 @@ def by_hand(params, x, project, pos, visible):
     ("cls", "checks"),
     [
         (Lagged, ("reference", "decode")),
-        (RawLagged, ("decode",)),
+        pytest.param(RawLagged, ("decode",), marks=pytest.mark.slow),
         pytest.param(Lagged, ("gradients", "packing"), marks=pytest.mark.slow),
     ],
 )

@@ -349,8 +349,17 @@ BROKEN = [
 ]
 
 
+#: Other ways to fail a check that an encoding above them fails too.
+AGAIN = (
+    SaysItSeesTheStart, CountsTokens, ReachesNothing, CachesWhatItMultiplies, ClampsSilently, BiasInBfloat16, Counts,
+    CachesNoValue, Raises, OutputsSomething,
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("broken", "check", "says"), BROKEN, ids=[f"{type(e).__name__}-{check}" for e, check, _ in BROKEN]
+    ("broken", "check", "says"),
+    [pytest.param(*case, marks=pytest.mark.slow if isinstance(case[0], AGAIN) else ()) for case in BROKEN],
+    ids=[f"{type(broken).__name__}-{check}" for broken, check, _ in BROKEN],
 )
 def test_broken_encoding_fails_its_check(broken, check, says):
     report = check_encoding(broken, only=[check])

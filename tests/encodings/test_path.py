@@ -191,7 +191,8 @@ def strong_model(spec, length):
     return model, params, tokens, idx, np.where(idx[..., None] < 0, 0, whole)
 
 
-@pytest.mark.parametrize("spec", ["path+alibi", pytest.param("path+fox", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["path+alibi", "path+fox"])
 def test_revised_keys_give_the_full_pass(spec):
     """In single tokens and chunks of more than a block, with empty slots in both."""
     model, params, tokens, idx, whole = strong_model(spec, 84)
