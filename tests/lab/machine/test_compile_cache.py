@@ -85,6 +85,7 @@ def test_a_start_deletes_the_program_used_longest_ago(filled):
     assert compiling(filled) == (len(programs), 0, "")
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_writing_leaves_a_usable_cache(tmp_path):
     folder = tmp_path / "compiled" / machine_key()
     writes = COMPILES.split("cost =")[0] + "for n in range(9999): jax.jit(lambda x: x * n + n)(3.0)"
@@ -113,6 +114,7 @@ def test_a_folder_that_cannot_be_made_is_one_notice(tmp_path):
     assert hits == misses == 0 and said.startswith("notice: ") and len(said.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_jax_s_own_variables_turn_it_off_and_move_it(tmp_path):
     assert compiling(tmp_path, JAX_ENABLE_COMPILATION_CACHE="false") == (0, 0, "")
     elsewhere = tmp_path / "elsewhere"
