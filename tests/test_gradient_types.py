@@ -139,7 +139,7 @@ def test_gradients_have_the_types_of_arguments(name, calls):
     assert calls[name], f"{name}: no training step and no attention above calls this rule. Add one."
     for args in calls[name]:
         places = [n for n in range(len(args)) if n not in rule.nondiff_argnums]
-        alone = [(dtype, (n,)) for dtype in TYPES for n in places if isinstance(args[n], jax.ShapeDtypeStruct)]
+        alone = [(dtype, (n,)) for dtype in TYPES[:2] for n in places if isinstance(args[n], jax.ShapeDtypeStruct)]
         ways = {}
         for dtype, changed in [*((dtype, places) for dtype in TYPES), *alone]:
             cast = functools.partial(in_type, dtype=dtype)

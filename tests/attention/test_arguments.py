@@ -15,6 +15,7 @@ import posx
 from posx.contract import ByDistance
 from posx.encodings import Alibi, Chain, Dape, Encoding, Nope, Shaw, Tupe, Xpos
 from posx.errors import ConfigError, UndefinedLength
+from tests.cheap import in_one_program
 
 B, T, H, G, D = 2, 9, 4, 2, 6
 RNG = np.random.default_rng(0)
@@ -272,7 +273,7 @@ def test_features_of_another_shape_or_name_are_refused(name):
     """One head in place of all of them would be broadcast, and so would one number in place of a vector."""
     encoding, params = built(name, XL)
     x = RNG.standard_normal((B, T, XL.model_dim)).astype(np.float32)
-    kept, _ = posx.attention.batch_features(encoding, params, x, IN_ORDER)
+    kept, _ = in_one_program(posx.attention.batch_features, encoding, params, x, IN_ORDER)
     run = functools.partial(attend, encoding, params, IN_ORDER)
     jax.eval_shape(lambda kept: run(features=(kept, kept)), kept)
     for feature, array in kept.items():

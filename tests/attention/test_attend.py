@@ -22,6 +22,7 @@ from posx.errors import ConfigError
 from posx.lab.config import base_config, run_config
 from posx.lab.runs.checks import checked
 from posx.machine.platforms import traced_for
+from tests.cheap import in_one_program
 
 B, T, H, D = 2, 11, 4, 6
 RNG = np.random.default_rng(0)
@@ -61,7 +62,7 @@ def attend(name, q=Q, k=K, v=V, q_slots=POS, k_slots=None, mask=posx.causal(), e
 
 
 @ways
-@pytest.mark.parametrize("num_kv_heads", [1, 2])
+@pytest.mark.parametrize("num_kv_heads", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_key_head_serves_a_group_of_query_heads(name, num_kv_heads):
     k, v = K[:, :, :num_kv_heads], V[:, :, :num_kv_heads]
     all_k, all_v = (np.repeat(a, H // num_kv_heads, axis=2) for a in (k, v))
@@ -143,6 +144,19 @@ def test_positions_and_orders_may_differ_between_sequences():
         assert_allclose(both[b : b + 1], one, atol=1e-6)
 
 
+def shaw_gradients(executor):
+    def loss(params, q, k, v):
+        o = posx.attend(Shaw(3), params, q, k, v, POS, executor=executor)
+        return (o * jnp.arange(1.0, D + 1)[None, None, None]).sum()
+
+    return jax.device_get(jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3)))(SHAW, Q, K, V))
+
+
+@functools.cache
+def shaw_in_dense():
+    return shaw_gradients("dense")
+
+
 @pytest.mark.parametrize("blocks", [(1, 1), (3, 11), (256, 512)])
 def test_any_tiling_gives_the_same_gradients(blocks, monkeypatch):
     def run(*args, **known):
@@ -150,14 +164,7 @@ def test_any_tiling_gives_the_same_gradients(blocks, monkeypatch):
 
     monkeypatch.setitem(attention.EXECUTORS, "tiles", run)
 
-    def grads(executor):
-        def loss(params, q, k, v):
-            o = posx.attend(Shaw(3), params, q, k, v, POS, executor=executor)
-            return (o * jnp.arange(1.0, D + 1)[None, None, None]).sum()
-
-        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3)))(SHAW, Q, K, V)
-
-    jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-4, atol=1e-4), grads("tiles"), grads("dense"))
+    jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-4, atol=1e-4), shaw_gradients("tiles"), shaw_in_dense())
 
 
 def test_bfloat16_gradients_are_summed_over_tiles_in_float32(monkeypatch):
@@ -364,16 +371,17 @@ def test_a_bias_of_both_positions_keeps_the_distance_table(positions, monkeypatc
     start = encoding.init(jax.random.key(0), dims)
     params = {name: a + RNG.standard_normal(a.shape).astype(np.float32) for name, a in start.items()}
     pos = POS if positions == "consecutive" else np.sort(RNG.permutation(3 * T)[:T]).astype(np.int32)
-    dense = posx.attend(encoding, params, Q, K, V, pos, executor="dense")
+    run = functools.partial(in_one_program, posx.attend)
+    dense = run(encoding, params, Q, K, V, pos, executor="dense")
     for part, own in ((encoding.parts[:1], params), (encoding.parts[1:], {})):
-        assert np.abs(dense - posx.attend(Chain(part), own, Q, K, V, pos, executor="dense")).max() > 0.05
+        assert np.abs(dense - run(Chain(part), own, Q, K, V, pos, executor="dense")).max() > 0.05
 
     def counted(self, params, distance):
         evaluated.append(len(distance))
         return by_distance(self, params, distance)
 
     monkeypatch.setattr(Alibi, "by_distance", counted)
-    assert_allclose(posx.attend(encoding, params, Q, K, V, pos, executor="even_tiles"), dense, atol=1e-5)
+    assert_allclose(run(encoding, params, Q, K, V, pos, executor="even_tiles"), dense, atol=1e-5)
     table, tile = T + 1 + 4, 2 * 4  # whole blocks of 2 queries, and one block of 4 keys ahead
     assert (table in evaluated, tile in evaluated) == ((True, False) if positions == "consecutive" else (False, True))
 

@@ -64,8 +64,8 @@ def all_close(found, wanted, tolerance):
     jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=0, atol=tolerance * size), found, wanted)
 
 
-#: A running sum with a rule of its own, terms by distance, gates and whole scores. The others are slow in their number.
-QUICK = ("selective_rope", "deberta", "fox", "dape")
+#: A running sum with a rule of its own, and terms by distance. The others are slow in their number.
+QUICK = ("selective_rope", "deberta")
 #: Encodings that act on embeddings alone run the program of `nope`.
 ACTING = [name for name in posx.ENCODINGS if posx.contract.acting(posx.build(name, DIMS)) != ("embed",)]
 

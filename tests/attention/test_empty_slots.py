@@ -13,6 +13,7 @@ from posx import attention
 from posx.attention.blockwise import Tiling, blockwise
 from posx.encodings import Shaw, Tupe
 from tests.attention.test_hooks import Forget
+from tests.cheap import in_one_program
 
 B, T, H, D, M = 2, 11, 2, 4, 6
 EMPTY = 3
@@ -108,7 +109,7 @@ def test_a_nan_in_x_reaches_the_outputs(name):
     order, x = np.arange(T, dtype=np.int32), np.repeat(X[:1], 2, axis=0)
     x[0, at, 2] = np.nan
     q, k, v = (np.repeat(a[:1], 2, axis=0) for a in (Q, K, V))
-    o = np.asarray(posx.attend(encoding, random(encoding), q, k, v, order, x=x, executor="dense"))
+    o = np.asarray(in_one_program(posx.attend, encoding, random(encoding), q, k, v, order, x=x, executor="dense"))
     spoiled = ~np.isfinite(o).all(axis=(2, 3))
     assert spoiled[0, at : T if name in READ_LATER else at + 1].all()
     assert not spoiled[1].any()

@@ -16,6 +16,7 @@ from posx.errors import ConfigError
 from posx.lab.config.sections import ModelConfig
 from posx.lab.generate import prefill
 from posx.lab.model import Model
+from tests.cheap import in_one_program
 
 LAGS = 0.7, -0.5, 0.3
 
@@ -75,7 +76,7 @@ def by_hand(params, x, project, pos, visible):
     ("cls", "checks"),
     [
         (Lagged, ("reference", "decode")),
-        (RawLagged, ("decode",)),
+        pytest.param(RawLagged, ("decode",), marks=pytest.mark.slow),
         pytest.param(Lagged, ("gradients", "packing"), marks=pytest.mark.slow),
     ],
 )
@@ -87,12 +88,14 @@ def test_the_contract_holds(cls, checks):
 def test_earlier_tokens_go_by_arrival_and_by_document():
     x = np.arange(1.0, 7.0, dtype=np.float32)[None, :, None]
     idx, segment = np.array([40, -1, 10, 30, -1, 20]), np.array([1, 0, 0, 1, 0, 0])
-    windows, last = attention.seen_by(Lagged(), "key", x, idx)
+    windows, last = in_one_program(attention.seen_by, Lagged(), "key", x, idx)
     assert_allclose(windows[0, [0, 2, 3, 5], :, 0], [[1, 4, 6], [3, 0, 0], [4, 6, 3], [6, 3, 0]])
     assert_allclose(last[0, :, 0], [4, 1])
-    windows, _ = attention.seen_by(Lagged(), "key", x, idx, segment)
+    windows, _ = in_one_program(attention.seen_by, Lagged(), "key", x, idx, segment)
     assert_allclose(windows[0, [0, 2, 3, 5], :, 0], [[1, 4, 0], [3, 0, 0], [4, 0, 0], [6, 3, 0]])
-    windows, last = attention.seen_by(Lagged(), "key", x, None, None, np.array([[[-2.0], [-1.0]]], np.float32))
+    windows, last = in_one_program(
+        attention.seen_by, Lagged(), "key", x, None, None, np.array([[[-2.0], [-1.0]]], np.float32)
+    )
     assert_allclose(windows[0, :3, :, 0], [[1, -1, -2], [2, 1, -1], [3, 2, 1]])
     assert_allclose(last[0, :, 0], [5, 6])
 
@@ -149,7 +152,7 @@ def test_slots_known_to_be_out_of_order_are_refused():
     def attend(encoding, idx, k_idx=None, segment=None, **more):
         own = params if encoding is fox else {"table": np.zeros((32, 6), np.float32)}
         sides = (posx.Slots(pos, np.int32(given), segment) for given in (idx, idx if k_idx is None else k_idx))
-        return posx.attend(encoding, own, q, k, v, *sides, **more)
+        return in_one_program(posx.attend, encoding, own, q, k, v, *sides, **more)
 
     attend(fox, [-1, -1, 0, 1, 5], x=x)
     for idx, k_idx in (([0, -1, 1, 2, 3], None), ([1, 0, 2, 3, 4], None), ([1, 2, 3, 4, 5], [0, 1, 2, 3, 4])):
@@ -173,11 +176,11 @@ def test_features_of_other_tokens_are_refused():
     order = np.arange(5, dtype=np.int32)
 
     def attend(slots=order, **given):
-        return posx.attend(fox, params, q, k, v, slots, **given)
+        return in_one_program(posx.attend, fox, params, q, k, v, slots, **given)
 
     shared, own = attend(order[None], x=x), attend(x=x)
     assert_allclose(shared, own, atol=1e-6)
-    sums = posx.attention.batch_features(fox, params, x, order)[0]
+    sums = in_one_program(posx.attention.batch_features, fox, params, x, order)[0]
     slots = posx.Slots(order[None], order)
     assert_allclose(attend(slots, features=(sums, sums)), own, atol=1e-6)
     for part in (x[:, :1], x[:1], np.concatenate([x, x], axis=1)):
@@ -204,7 +207,7 @@ def test_tiling_of_neighbours_refuses_empty_slots_between():
             with pytest.raises(ValueError, match="in order of arrival, with no empty slots between"):
                 posx.attend(encoding, params, q, k, v, slots)
         else:
-            posx.attend(encoding, params, q, k, v, slots)
+            in_one_program(posx.attend, encoding, params, q, k, v, slots)
 
 
 def test_a_chain_has_raw_vectors_for_one_that_looks_back():
@@ -232,14 +235,14 @@ def test_queries_that_look_back_need_windows_if_cut():
     pos = np.arange(5, dtype=np.int32)
     run, slots = jax.jit(posx.attend, static_argnums=0), posx.Slots(pos, pos)
     wanted = run(encoding, params, q, k, v, pos, x=x)
-    features, _ = attention.batch_features(encoding, params, x, slots)
+    features, _ = in_one_program(attention.batch_features, encoding, params, x, slots)
 
     def last(q):
         late = {name: a[:, 3:] for name, a in features.items()}
         sides = posx.Slots(pos[3:], pos[3:]), slots
         return run(encoding, params, q[:, 3:], k, v, *sides, features=(late, features))
 
-    assert_allclose(last(attention.seen_by(encoding, "query", q, pos)[0]), wanted[:, 3:], atol=1e-6)
+    assert_allclose(last(in_one_program(attention.seen_by, encoding, "query", q, pos)[0]), wanted[:, 3:], atol=1e-6)
     with pytest.raises(ValueError, match=r"Lagged maps a query .* Give windows \[b, q, 2, h, d\] of these queries"):
         last(q)
 

@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose
 import posx
 from posx.encodings import Alibi
 from posx.errors import ConfigError
+from tests.cheap import in_one_program
 
 B, T, H, G, D = 2, 16, 4, 2, 6
 RNG = np.random.default_rng(0)
@@ -82,10 +83,11 @@ def test_mistaken_slots_are_refused_before_tracing(case):
 
 def test_the_remedies_in_the_messages_work():
     """Documents and padding, marked as the messages say, change nothing of a document alone."""
-    alone = attend(ORDER[:8], q=Q[:, 8:], k=K[:, 8:], v=V[:, 8:])
-    packed = attend(posx.Slots(PACKED, segment=DOCUMENTS))[:, 8:]
-    padded = attend(posx.Slots(np.where(ORDER < 8, -1, PACKED), np.where(ORDER < 8, -1, PACKED)))[:, 8:]
-    restarted = attend(posx.Slots(PACKED, PACKED, DOCUMENTS))[:, 8:]
+    outputs = functools.partial(in_one_program, attend)
+    alone = outputs(ORDER[:8], q=Q[:, 8:], k=K[:, 8:], v=V[:, 8:])
+    packed = outputs(posx.Slots(PACKED, segment=DOCUMENTS))[:, 8:]
+    padded = outputs(posx.Slots(np.where(ORDER < 8, -1, PACKED), np.where(ORDER < 8, -1, PACKED)))[:, 8:]
+    restarted = outputs(posx.Slots(PACKED, PACKED, DOCUMENTS))[:, 8:]
     for found in (packed, padded, restarted):
         assert_allclose(found, alone, atol=1e-6)
 
@@ -114,7 +116,7 @@ def test_slots_that_are_meant_are_served(case):
     """As the same values are if they are traced, which nothing refuses."""
     given = MEANT[case]
     traced = jax.jit(attend)(given)
-    assert_allclose(attend(given), traced, atol=1e-6)
+    assert_allclose(in_one_program(attend, given), traced, atol=1e-6)
 
 
 @pytest.mark.parametrize(

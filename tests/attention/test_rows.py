@@ -55,7 +55,7 @@ def answers(encoding, params, x, pos, idx, segment, executor):
 
 
 #: Ways that differ in tiles alone; the others are where tests may be slow.
-IN_TILES = ("shaw", "t5", "rope+alibi", "fox", "xpos", "path")
+IN_TILES = ("shaw", "fox", "xpos", "path")
 CALLS = [
     pytest.param(case, executor, marks=() if case in quick else pytest.mark.slow)
     for executor, quick in (("dense", WAYS), (small_tiles, IN_TILES)) for case in (*STRUCTURAL, *APART)

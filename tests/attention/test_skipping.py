@@ -85,7 +85,9 @@ def compare(name, q=Q, k=K, v=V):
         assert_allclose(got, want, rtol=1e-4, atol=1e-5 * np.abs(want).max())
 
 
-@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize(
+    "name", ["steep", "with sinks", *(pytest.param(name, marks=pytest.mark.slow) for name in ("with rope", "power"))]
+)
 def test_outputs_and_gradients_are_those_of_all_tiles(name):
     compare(name)
 

@@ -9,6 +9,7 @@ import posx
 from posx.attention import Slots, batch_features
 from posx.conformance import DIMS
 from posx.encodings import Rope
+from tests.cheap import in_one_program
 from tests.encodings.cases import tokens
 from tests.encodings.probes import attention_weights, vectors
 
@@ -20,7 +21,7 @@ LEARNED, RANDOM = (posx.build(f"accumulated_rope(random={random})", DIMS) for ra
 
 
 def angles(encoding, params, x, pos=POS, carry=None):
-    features, carry = batch_features(encoding, params, x[None], pos, carry)
+    features, carry = in_one_program(batch_features, encoding, params, x[None], pos, carry)
     return np.float64(features["angles"][0]), carry
 
 

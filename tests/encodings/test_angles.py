@@ -39,7 +39,7 @@ def test_float_positions_are_taken_as_they_are():
     frequencies = inverse_frequencies(10_000.0, 16)
     wanted = np.array([[exact(float(p), w) for w in frequencies] for p in pos])
     assert_allclose(np.sin(angles(pos, frequencies)), np.sin(wanted), rtol=0, atol=1e-6)
-    slopes = jax.vmap(jax.jacfwd(lambda p: angles(p[None], frequencies)[0]))(jnp.asarray(pos))
+    slopes = jax.jit(jax.vmap(jax.jacfwd(lambda p: angles(p[None], frequencies)[0])))(pos)
     assert_allclose(slopes, np.tile(frequencies, (len(pos), 1)), rtol=1e-6)
 
 
@@ -65,12 +65,13 @@ def test_angles_of_traced_frequencies_are_exact_at_any_position():
 
 def test_angles_have_the_gradients_of_the_product():
     pos, w = np.float32([3.5, -70_000.25]), np.float32([0.3, 1e-4])
-    by_pos, by_w = jax.jacfwd(posx.angles, argnums=(0, 1))(jnp.asarray(pos), jnp.asarray(w))
+    by_pos, by_w = jax.jit(jax.jacfwd(posx.angles, argnums=(0, 1)))(pos, w)
     assert_array_equal(by_pos, np.eye(2)[:, None, :] * w[None, :, None])
     assert_array_equal(by_w, pos[:, None, None] * np.eye(2)[None])
-    back = jax.jacrev(lambda w: jnp.sin(posx.angles(np.int32([10**6]), w)))(jnp.asarray(w))[0]
+    back = jax.jit(jax.jacrev(lambda w: jnp.sin(posx.angles(np.int32([10**6]), w))))(w)[0]
     assert_allclose(np.diag(back), [10**6 * np.cos(exact(10**6, float(f))) for f in w], rtol=1e-5)
-    twice = jax.grad(jax.grad(lambda w: posx.angles(np.int32([7]), w[None])[0, 0] ** 2))(jnp.float32(0.25))
+    square = jax.grad(lambda w: posx.angles(np.int32([7]), w[None])[0, 0] ** 2)
+    twice = jax.jit(jax.grad(square))(jnp.float32(0.25))
     assert_allclose(twice, 2 * 7**2)
     with jax.enable_x64(True):
         assert_array_equal(posx.angles(np.int32([10**6]), jnp.array([[0.3]]))[0, 0], [1e6 * 0.3])
@@ -98,12 +99,13 @@ def test_running_angles_stay_exact_over_100_000_steps(kind, bound):
 def test_running_angles_do_not_depend_on_chunks():
     frequencies = inverse_frequencies(100.0, 6)
     steps, weights = steps_of("random", 50, 3), steps_of("other", 50, 3)[::-1]
-    whole, last = running_angles(jnp.asarray(steps), frequencies, None)
-    first, middle = running_angles(jnp.asarray(steps[:17]), frequencies, None)
-    second, end = running_angles(jnp.asarray(steps[17:]), frequencies, middle)
+    run = jax.jit(lambda steps, carry: running_angles(steps, frequencies, carry))
+    whole, last = run(steps, None)
+    first, middle = run(steps[:17], None)
+    second, end = run(steps[17:], middle)
     assert_array_equal(np.concatenate([first, second]), whole)
     assert_array_equal(end, last)
-    slope = jax.grad(lambda s: (running_angles(s, frequencies, None)[0] * weights).sum())(jnp.asarray(steps))
+    slope = jax.jit(jax.grad(lambda s: (run(s, None)[0] * weights).sum()))(steps)
     assert_allclose(slope, np.cumsum(weights[::-1], axis=0)[::-1] * frequencies, atol=1e-5)
 
 
@@ -121,7 +123,7 @@ def test_far_from_zero_attention_is_what_it_is_at_zero(case):
 def test_sinusoidal_vectors_far_from_zero():
     encoding = posx.build("sinusoidal", DIMS)
     pos = np.array([10**6, 2**24 + 1], np.int32)
-    vectors = encoding.embed({}, jnp.zeros((2, DIMS.model_dim)), pos)
+    vectors = jax.jit(encoding.embed)({}, jnp.zeros((2, DIMS.model_dim)), pos)
     frequencies = inverse_frequencies(10_000.0, DIMS.model_dim)
     wanted = [[f(exact(int(p), w)) for w in frequencies for f in (np.sin, np.cos)] for p in pos]
     assert_allclose(vectors, wanted, rtol=0, atol=1e-6)

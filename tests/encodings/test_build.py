@@ -14,7 +14,7 @@ from posx.contract import acting, require_resolved
 from posx.encodings import Chain, encoding_name, from_spec, spec_of, spec_text
 from posx.errors import ConfigError
 from posx.lab.config import encoding_section
-from tests.encodings.cases import CASES, DIMS, SPECS
+from tests.encodings.cases import CASES, DIMS, SPECS, STRUCTURAL, first
 
 all_cases = pytest.mark.parametrize("case", CASES)
 
@@ -104,7 +104,7 @@ CONSTANT = (
 )
 
 
-@all_cases
+@pytest.mark.parametrize("case", first(CASES, STRUCTURAL))
 def test_params_follow_init_and_scope(case):
     encoding = CASES[case]
     params, other = (jax.device_get(encoding.init(jax.random.key(seed), DIMS)) for seed in (0, 1))
@@ -197,7 +197,7 @@ def test_defaults_follow_the_training_length():
     assert built("grape_a", 64).num_heads == DIMS.num_heads
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 5, 8, 100])
+@pytest.mark.parametrize("length", [1, 2, 3, 100])
 @pytest.mark.parametrize("name", posx.ENCODINGS)
 def test_every_training_length_builds(name, length):
     dims = dataclasses.replace(DIMS, train_len=length)

@@ -13,6 +13,7 @@ from posx.contract import ByDistance, Composite, acting, as_float
 from posx.encodings import T5, Alibi, Chain, Dape, Learned, Nope, Rope
 from posx.encodings.rates import Rate, rates_of
 from posx.errors import ConfigError
+from tests.cheap import in_one_program
 from tests.encodings.cases import DIMS, params_of
 from tests.encodings.probes import attention_weights, plain_logits, vectors
 
@@ -178,7 +179,7 @@ def test_composite_own_hook_replaces_that_of_the_base(hook, executor):
     flat = dataclasses.dataclass(frozen=True)(type("Flat", (Around,), {hook: hooks[hook]}))(base)
     params = flat.init(jax.random.key(0), DIMS)
     found, plain = (
-        posx.attend(encoding, given, Q[None], K[None], K[None], POS, executor=executor)
+        in_one_program(posx.attend, encoding, given, Q[None], K[None], K[None], POS, executor=executor)
         for encoding, given in ((flat, params), (Nope(), {}))
     )
     assert_allclose(found, plain, rtol=0, atol=1e-6)

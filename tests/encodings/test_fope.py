@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from posx.conformance import DIMS
 from posx.encodings import Fope, Nope, Rope, build
+from tests.cheap import in_one_program
 from tests.encodings.probes import attention_weights, vectors
 
 H, D = 4, 16
@@ -22,7 +23,7 @@ def fope(**fields):
 
 
 def turned(encoding, x, pos=POS, params=()):
-    return np.asarray(encoding.query(dict(params), x, jnp.asarray(pos), {}))
+    return np.asarray(in_one_program(encoding.query, dict(params), x, jnp.asarray(pos), {}))
 
 
 def planes(x):

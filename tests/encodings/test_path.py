@@ -143,7 +143,7 @@ def test_gradients_where_a_token_has_no_direction():
     def total(params, x):
         return (_logits(Path(), params, Q, K, x)[:, 5:, :2] * vectors(H, 4, 2, seed=5)).sum()
 
-    grads = jax.grad(total, argnums=(0, 1))(params_of(), x)
+    grads = jax.jit(jax.grad(total, argnums=(0, 1)))(params_of(), x)
     assert all(np.isfinite(a).all() for a in jax.tree.leaves(grads))
     assert np.abs(grads[1][7]).max() > 0
 
@@ -191,7 +191,8 @@ def strong_model(spec, length):
     return model, params, tokens, idx, np.where(idx[..., None] < 0, 0, whole)
 
 
-@pytest.mark.parametrize("spec", ["path+alibi", pytest.param("path+fox", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["path+alibi", "path+fox"])
 def test_revised_keys_give_the_full_pass(spec):
     """In single tokens and chunks of more than a block, with empty slots in both."""
     model, params, tokens, idx, whole = strong_model(spec, 84)

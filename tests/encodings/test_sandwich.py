@@ -8,6 +8,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
 from posx.encodings import Sandwich, Sinusoidal
+from tests.cheap import in_one_program
 from tests.encodings.probes import attention_weights, distance_bias, plain_logits, softmax, vectors
 
 R = np.arange(-8, 9, dtype=np.float32)
@@ -48,7 +49,8 @@ def test_distances_that_leave_float32_are_served_exactly(executor):
     # In an executor, by the weights of keys that are that far back, all of products 0.
     q, eye = np.zeros((1, 3, 6, 3), np.float32), np.broadcast_to(np.eye(3, dtype=np.float32)[:, None], (3, 6, 3))[None]
     q_pos, k_pos = np.arange(3, dtype=np.int32) + 2**24 + 1, np.arange(3, dtype=np.int32)
-    w = posx.attend(encoding, {}, q, q, eye, q_pos, k_pos, executor=executor, mask=posx.full())
+    given = (q, q, eye, q_pos, k_pos)
+    w = in_one_program(posx.attend, encoding, {}, *given, executor=executor, mask=posx.full())
     bias = (np.cos((q_pos[:, None] - k_pos)[..., None] * 10_000.0 ** (-np.arange(64) / 64)) - 1).sum(axis=-1)
     assert_allclose(w[0].swapaxes(0, 1), softmax(bias * (6 / 8 / np.arange(1, 7))[:, None, None]), atol=2e-5)
 

@@ -14,6 +14,7 @@ from posx.attention import batch_features
 from posx.conformance import DIMS
 from posx.encodings import Nope, Rope, SelectiveRope
 from posx.errors import ConfigError
+from tests.cheap import in_one_program
 from tests.encodings.cases import params_of, tokens
 from tests.encodings.probes import vectors
 
@@ -45,7 +46,8 @@ def test_steps_of_one_are_rope_at_positions_from_1():
         gated = params | {"gate_bias": np.full_like(params["gate_bias"], gate)}
         wanted = found(rope, {}, None, step * POS.astype(np.float32))
         assert_allclose(with_full(gated, X, POS), wanted, atol=1e-6)
-    features, _ = batch_features(FULL, gated | {"gate_bias": 100 + 0 * gated["gate_bias"]}, X[None], POS, None)
+    params = gated | {"gate_bias": 100 + 0 * gated["gate_bias"]}
+    features, _ = in_one_program(batch_features, FULL, params, X[None], POS, None)
     angles = (1 + POS[:, None, None]) * 500000.0 ** (-np.arange(0, D, 2) / D)
     turned = np.exp(1j * np.float64(features["angles"][0]))
     assert_allclose(turned, np.broadcast_to(np.exp(1j * angles), (T, 2, 3)), atol=1e-6)

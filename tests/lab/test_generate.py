@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import functools
 import gc
 
 import jax
@@ -18,6 +19,7 @@ from posx.lab.data import BpeTokenizer, ByteTokenizer, train_bpe
 from posx.lab.generate import Sampling, generate, prefill, sample
 from posx.lab.layers import sequential
 from posx.lab.model import make_model
+from tests.cheap import in_one_program
 from tests.encodings.cases import first
 from tests.lab.test_model import SPECS, layers, logits_of, scattered
 from tests.lab.test_model import start as initial
@@ -140,14 +142,14 @@ STRETCHED = {"name": "learned", "num_positions": 20, "beyond": "interpolate"}
 )
 def test_many_lengths_need_at_most_eight_programs(spec):
     model, params = trained(spec)
-    lengths = [(prompt, new) for prompt in (1, 5, 21, 64, 200, 300) for new in (1, 3, 6)]
+    lengths = [(prompt, new) for prompt in (1, 21, 64, 300) for new in (1, 3, 6)]
     with compilations() as found:
         texts = {size: made(model, params, [prompt(size[0])], size[1], sampling=GREEDY)[0] for size in lengths}
     assert len(found) <= 8
     gc.collect()
     arrays = len(jax.live_arrays())
     with compilations() as found:
-        for count in range(30, 34):
+        for count in (30, 31):
             made(model, params, [prompt(count)], count, sampling=GREEDY)
     gc.collect()
     assert not found and len(jax.live_arrays()) <= arrays
@@ -229,8 +231,9 @@ def test_a_padded_row_attends_as_it_does_alone(mask):
     assert orders[0].tolist() == [[-1, -1, 0, 1, 2], [0, 1, 2, 3, 4]]
     q, k, v = (jax.random.normal(key, (1, 5, 4, 6)) for key in jax.random.split(jax.random.key(0), 3))
     encoding, pos = posx.build("nope", CONFIG.dims(TRAIN_LEN)), np.int32([[0, 0, 0, 1, 2]])
-    padded = posx.attend(encoding, {}, q, k, v, posx.Slots(pos, orders[0][:1]), mask=mask)
-    wanted = posx.attend(encoding, {}, *(x[:, 2:] for x in (q, k, v)), sequential(3), mask=mask)
+    run = functools.partial(in_one_program, posx.attend, encoding, {}, mask=mask)
+    padded = run(q, k, v, posx.Slots(pos, orders[0][:1]))
+    wanted = run(*(x[:, 2:] for x in (q, k, v)), sequential(3))
     np.testing.assert_allclose(padded[:, 2:], wanted, rtol=1e-5, atol=1e-6)
 
 

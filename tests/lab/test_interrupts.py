@@ -73,9 +73,8 @@ def test_a_first_ctrl_c_lets_a_loop_save_and_a_second_ends_it(capfd):
     assert saved == [True] and "Ctrl-C again ends at once" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGHUP, 75, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 75)])
 def test_a_signalled_run_saves_its_last_step(site, tmp_path, number, code):
     workdir = tmp_path / "run"
     signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background jobs it is ignored

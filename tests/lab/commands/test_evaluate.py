@@ -242,36 +242,35 @@ def test_the_bar_of_an_evaluation_weighs_windows_by_cost(capsys, workdir, monkey
     assert short < long < 2 * short and all(len(one) > 2 for one in passes)
 
 
-def test_evaluate_puts_other_encodings_on_trained_weights(capsys, workdir):
+# One is evaluated in this process, several are evaluated in a process each.
+@pytest.mark.parametrize("distances", [(30,), pytest.param((30, 40), marks=pytest.mark.slow)])
+def test_evaluate_puts_other_encodings_on_trained_weights(capsys, workdir, distances):
     """Each is a run of its own beside the trained one. Its rows name the run whose weights they measure."""
     before = {path: path.read_bytes() for path in workdir.glob("*.json*")}
     trained = tiny.rows(workdir / "eval.jsonl")
     fields = json.loads((workdir / "config.json").read_text())["layers"][0]
     buckets, near = fields["num_buckets"], fields["max_distance"]  # the learned table has as many rows
-    one, other = (f"t5(num_buckets={buckets}, max_distance={far})" for far in (30, 40))
-    texts = "--encoding=t5(max_distance=30), max_distance=40, t5"
-    asked = ["evaluate", f"--workdir={workdir}", texts, "--protocol=nonoverlapping"]
-    code, out, err = tiny.call(capsys, *asked, "--dry_run")
-    assert all(f"max_distance: {near} -> {far}, in all layers" in err for far in (30, 40))
+    texts = ("t5(max_distance=30)", "max_distance=40")[: len(distances)]
+    asked = ["evaluate", f"--workdir={workdir}", "--protocol=nonoverlapping"]
+    code, out, err = tiny.call(capsys, *asked, f"--encoding={', '.join((*texts, 't5'))}", "--dry_run")
+    assert all(f"max_distance: {near} -> {far}, in all layers" in err for far in distances)
     assert f"{workdir.name}: t5 changes nothing" in err
-    assert code == 0 and out.count("nonoverlapping at (16, 32)") == 3 and list(workdir.parent.iterdir()) == [workdir]
-    code, out, err = tiny.call(capsys, *asked)
+    assert code == 0 and out.count("nonoverlapping at (16, 32)") == len(distances) + 1
+    assert list(workdir.parent.iterdir()) == [workdir]
+    code, out, err = tiny.call(capsys, *asked, f"--encoding={', '.join(texts)}")
     assert code == 0, err
-    assert all(f"| {name} |" in out for name in (one, other, "t5"))
+    assert all(f"| t5(num_buckets={buckets}, max_distance={far}) |" in out for far in distances)
     assert {path: path.read_bytes() for path in before} == before, "its own encoding is the run itself"
-    near, far = (
-        tiny.rows(workdir.parent / f"{workdir.name}@t5-num_buckets={buckets}-max_distance={n}" / "eval.jsonl")
-        for n in (30, 40)
-    )
     scored = [row for row in trained if row["protocol"] == "nonoverlapping"]
-    for rows in (near, far):
+    for far in distances:
+        changed = workdir.parent / f"{workdir.name}@t5-num_buckets={buckets}-max_distance={far}"
+        rows = tiny.rows(changed / "eval.jsonl")
         assert [row["targets"] for row in rows] == [row["targets"] for row in scored]
         assert all(a["nll"] != b["nll"] for a, b in zip(rows, scored, strict=True))
         assert {row["settings"]["parent.encoding"] for row in rows} == {"t5"}
         assert {row["settings"]["parent.hash"] for row in rows} == {trained[0]["hash"]}
-    code, out, _ = tiny.call(capsys, "plot", f"--workdir={workdir.parent}", "--what=extrapolation")
-    assert code == 0
-    code, out, err = tiny.call(capsys, "generate", f"--workdir={workdir.parent / far[0]['run_id']}", "--prompt=ka")
+    assert tiny.call(capsys, "plot", f"--workdir={workdir.parent}", "--what=extrapolation")[0] == 0
+    code, out, err = tiny.call(capsys, "generate", f"--workdir={changed}", "--prompt=ka")
     assert code == 0, err
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import posx
 from tests import tiny
+from tests.cheap import in_one_program
 from tests.lab.commands import refused
 
 
@@ -77,7 +78,7 @@ def test_plot_draws_a_run(capsys, workdir):
 def test_load_hands_the_model_to_python(whole):
     apply, params, tokenizer = posx.load(whole)
     tokens = np.array([tokenizer.encode("kara losto")], np.int32)
-    logits = apply(params, tokens)
+    logits = in_one_program(apply, params, tokens)
     assert logits.shape == (1, 10, 257) and np.isfinite(logits).all()
 
 

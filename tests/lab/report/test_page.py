@@ -170,6 +170,7 @@ def test_reports_of_nothing_are_refused(capsys, tmp_path, monkeypatch):
     refused(capsys, 2, ["report"], "--workdir is missing")
 
 
+@pytest.mark.slow
 def test_the_gallery_has_curves_and_sliders(capsys, tmp_path, monkeypatch):
     """ALiBi's slopes are at the ends of its lines, RoPE's base moves its curve, and NoPE has none."""
     monkeypatch.setattr(gallery, "ENCODINGS", ("nope", "sinusoidal", "alibi", "rope"))

@@ -4,8 +4,10 @@ import json
 import shutil
 import sys
 
+import jax
 import pytest
 
+import posx.lab.cli
 from posx.lab.plots.rows import read_rows
 from tests import tiny
 
@@ -43,12 +45,14 @@ class Place:
 
 @pytest.fixture(scope="module")
 def trained(site, tmp_path_factory):
-    """A folder with mine.py and its run, by processes of their own."""
+    """A folder with mine.py and its run."""
     folder = tmp_path_factory.mktemp("code")
     (folder / "mine.py").write_text(MINE)
     words = ("train", f"--config={site / 'tiny.py'}:mine:SqrtBias", f"--workdir={folder / 'run'}", *STEPS)
-    code, _, err = tiny.run(*words, PYTHONPATH=str(folder))
-    assert code == 0, err
+    with pytest.MonkeyPatch.context() as patch, jax.numpy_dtype_promotion("standard"):  # Optax mixes types
+        patch.syspath_prepend(folder)
+        assert posx.lab.cli.main(list(words)) == 0
+    sys.modules.pop("mine", None)
     return folder
 
 

@@ -68,6 +68,7 @@ def resume_and_compare(site, workdir, whole, saved: int, **environment: str) -> 
     assert (workdir / "DONE").exists()
 
 
+@pytest.mark.slow
 def test_killed_run_ends_bit_for_bit_as_uninterrupted(site, tmp_path, whole):
     workdir = tmp_path / "run"
     saved = kill_after(CHECKPOINT_STEPS + 3, words(site, workdir), workdir)
