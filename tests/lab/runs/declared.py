@@ -14,7 +14,7 @@ import posx
 from posx.lab.runs.families import FAMILIES
 from posx.lab.runs.keys import flat
 
-PLACE = pathlib.Path(posx.__file__).parent / "runs" / "declared.json"
+PLACE = pathlib.Path(posx.__file__).parent / "lab" / "runs" / "declared.json"
 
 
 def declared() -> dict:
