@@ -35,7 +35,7 @@ LABORATORY = [
     ("lab/cli",),
 ]
 LAYERS = [*LIBRARY, *LABORATORY]
-#: What the library does without, so that a user of `attend` alone needs JAX and NumPy.
+#: Packages that the library must not import. A user of `attend` alone then needs JAX and NumPy.
 OF_THE_LABORATORY = {
     "absl", "datasets", "filelock", "flax", "matplotlib", "ml_collections", "optax", "orbax", "rich", "safetensors",
     "tensorboardX", "tokenizers",

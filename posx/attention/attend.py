@@ -221,7 +221,8 @@ def _run(pairs: TileInputs, executor: str | Executor, in_order: bool, offset: in
     """Return outputs [b, h, q, d] by the executor, on each device those of its sequences if devices share them."""
     encoding, mask, (params, *_), queries, keys = pairs
     if executor == "auto":
-        segments, tile = queries.slots.segment is not None, shapes_of(pairs)
+        segments = queries.slots.segment is not None
+        tile = shapes_of(pairs) if platform() == "cuda" else None  # tracing it takes a while, and no other asks
         executor = choose_executor(encoding, params, mask, pairs.sizes, in_order, segments, tile, offset)
     call = EXECUTORS[executor] if isinstance(executor, str) else executor
 

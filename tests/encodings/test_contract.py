@@ -1,4 +1,4 @@
-"""What every registered encoding owes: the checks of `posx.conformance`, against the reference of its paper."""
+"""Every registered encoding passes the checks of `posx.conformance` and agrees with the reference of its paper."""
 
 import jax
 import numpy as np
@@ -63,7 +63,7 @@ def test_posx_check_passes_what_is_registered_as_it_is(name):
 
 
 #: Gradients and decoding too: of a map, of other maps for near and far keys, of keys that look back or are revised.
-#: Those of other encodings go by the ways of QUICK, and the slow tests check them.
+#: Gradients and decoding of other encodings take the paths of QUICK, and the slow tests check them.
 IN_FULL = ("rope", "dual_chunk", "canon", "path")
 
 
