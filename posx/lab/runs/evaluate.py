@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from posx.encodings import code_of
-from posx.errors import UndefinedLength
 from posx.evaluation.protocols import BeginEveryWindow
 from posx.evaluation.scoring import Measured
 from posx.lab import interrupts
@@ -23,79 +19,18 @@ from posx.lab.config.sections import cycle_of
 from posx.lab.data import Dataset, Tokenizer
 from posx.lab.files.checksums import with_checksum
 from posx.lab.files.rows import ROW_VERSION, result_of
-from posx.lab.layers import sequential
 from posx.lab.machine import processes
 from posx.lab.model import Model
 from posx.lab.progress import Meter, counted
 from posx.lab.runs import damage
 from posx.lab.runs.cost import Pass, pass_cost, speed_of
-from posx.lab.runs.describe import is_defined, slower
+from posx.lab.runs.describe import slower
 from posx.lab.runs.environment import measured_with
 from posx.lab.runs.folder import RunFolder
+from posx.lab.runs.scores import Way, model_scores
 from posx.lab.runs.targets import Asked, EvaluationPlan, asked_rows, few_places, stream_of
 from posx.lab.training.layout import Layout
-from posx.lab.training.step import flops_per_token
-from posx.machine.devices import DATA, mesh, on_devices, on_each, over_devices, worth
-from posx.machine.platforms import products_in
 from posx.notices import say
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _log_probs(
-    model: Model, executor: str, precision: str, num_devices: int, params: Any, tokens: jax.Array
-) -> jax.Array:
-    """Return log-probabilities with the rows sharded over devices, or over the mesh that is set around the call."""
-
-    def one(params: Any, tokens: jax.Array) -> jax.Array:
-        with products_in(precision):
-            return model.log_probs(params, tokens, sequential(tokens.shape[1] - 1), None, executor)
-
-    return on_each(one, num_devices, PartitionSpec(DATA))(params, tokens)
-
-
-def model_log_probs(
-    model: Model, params: Any, executor: str = "auto", layout: Layout = Layout(), precision: str = "highest"
-):
-    """Return the model as `evaluate` takes it: tokens [b, t + 1] -> log-probabilities [b, t].
-
-    Sharded parameters stay sharded, and every process that holds a shard must call the result. Windows are sharded over
-    `DATA`. If they are fewer than devices, the tokens of each window are sharded instead. Raises UndefinedLength for
-    windows that the model does not serve.
-    """
-    on = functools.cache(functools.partial(on_devices, params))
-
-    def log_probs(tokens: np.ndarray) -> np.ndarray:
-        length = tokens.shape[1] - 1
-        at_length = model.at_length(length)
-        if not is_defined(model, length):
-            raise UndefinedLength(f"defined up to position {at_length.max_position}, but {length} tokens are requested")
-        if layout.is_global:
-            return _together(at_length, (executor, precision), layout, params, tokens)
-        devices = worth(tokens[:, 1:].size * flops_per_token(model, length) / 3)
-        if len(tokens) < devices:  # few windows, long ones: blocks of their queries are sharded
-            with jax.set_mesh(mesh(devices)):
-                return np.asarray(
-                    _log_probs(at_length, executor, precision, 1, on(devices), on_devices(tokens, devices))
-                )
-        rows = over_devices(np.pad(tokens, ((0, -len(tokens) % devices), (0, 0))), devices)
-        return np.asarray(_log_probs(at_length, executor, precision, devices, on(devices), rows))[: len(tokens)]
-
-    return log_probs
-
-
-def _together(model: Model, how: tuple[str, str], layout: Layout, params: Any, tokens: np.ndarray) -> np.ndarray:
-    """Return log-probabilities by all devices of a layout, with the rows sharded, or the tokens of few rows."""
-    rows = layout.mesh.shape[DATA]
-    padded = np.pad(tokens, ((0, -len(tokens) % rows if len(tokens) >= rows else 0), (0, 0)))
-    with jax.set_mesh(layout.mesh):
-        return np.asarray(program(layout, model, *how)(params, padded))[: len(tokens)]
-
-
-@functools.cache
-def program(layout: Layout, model: Model, executor: str, precision: str) -> Any:
-    """Return the compiled program of a sharded model."""
-    whole = NamedSharding(layout.mesh, PartitionSpec())
-    return jax.jit(functools.partial(_log_probs, model, executor, precision, 1), out_shardings=whole)
 
 
 def evaluate_run(
@@ -118,7 +53,7 @@ def evaluate_run(
     asked = asked_rows(run, config, model, dataset, folder, facts)
     rows = [with_checksum(one.stored | facts) for one in asked if one.stored]
     missing = [one for one in asked if not one.stored]
-    log_probs = model_log_probs(model, params, config.executor, layout, config.precision)
+    log_probs = model_scores(model, params, Way(config.executor, config.precision), layout)
     work = _Work(model, config, slower(model) / speed_of(run) if missing else 0.0)
     (stream, documents), token_bytes = stream_of(dataset), dataset.validation.token_bytes
     token_bytes = None if token_bytes is None else np.insert(token_bytes, 0, 0)

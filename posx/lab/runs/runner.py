@@ -10,7 +10,7 @@ import jax
 
 from posx.errors import Damaged, DataError, PartialFailure, WorkdirError
 from posx.lab.config import RunConfig
-from posx.lab.data import Dataset, check_length, corpus, prepare
+from posx.lab.data import Dataset, corpus, prepare
 from posx.lab.files.rows import failures
 from posx.lab.runs import damage, environment, text
 from posx.lab.runs.checks import check_disk, check_memory, check_stream, check_writable
@@ -86,7 +86,7 @@ def _prepared(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, 
     run = dataclasses.replace(run, text=dataset.digest, held_out=dataset.held_out_digest)
     folder.check_resumes(run)
     check_stream(run.eval, run.train.length, dataset)
-    check_length(len(dataset.train.tokens), run.train.length, "the training text")
+    dataset.check_length(run.train.length)
     num_params = count(model_of(run, dataset.tokenizer.vocab_size))
     say(f"{folder.path.name}  {dataset.summary()}; {num_params:,} parameters")
     check_memory(num_params // jax.process_count() if how.model else num_params)

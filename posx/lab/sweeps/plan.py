@@ -16,7 +16,7 @@ from posx.encodings import spec_text
 from posx.errors import ConfigError, PosxError, in_one_line
 from posx.lab.config import RunConfig
 from posx.lab.config.data import PLACES
-from posx.lab.data import DataConfig, Dataset, check_length, prepare
+from posx.lab.data import DataConfig, Dataset, prepare
 from posx.lab.data.store import cache_folder
 from posx.lab.files.locks import holder
 from posx.lab.machine.ceiling import machine_ceiling
@@ -74,7 +74,7 @@ def _with_texts(jobs: Sequence[Job], held: Mapping[RunFolder, RunConfig], read: 
                 datasets[data] = prepare(data, log=say)
                 say(datasets[data].summary())
             check_stream(run.eval, run.train.length, datasets[data])
-            check_length(len(datasets[data].train.tokens), run.train.length, "the training text")
+            datasets[data].check_length(run.train.length)
             known = datasets[data].digest, datasets[data].held_out_digest
         else:  # the run in the job's own folder counts wherever its text is
             own_first = {job.folder: held[job.folder], **held} if job.folder in held else held
