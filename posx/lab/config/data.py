@@ -91,7 +91,7 @@ class DataConfig:
 
     def _task_problems(self) -> list[str]:
         try:
-            parse_task(self.source.removeprefix(TASK))
+            parse_task(self.task)
         except ConfigError as error:
             return [f"data.source={self.source}: {error}"]
         idle = [name for name, value in vars(self).items() if value != getattr(DataConfig, name)]
@@ -105,6 +105,11 @@ class DataConfig:
     def is_task(self) -> bool:
         """Whether the source is a task, whose items are made and not read."""
         return self.source.startswith(TASK)
+
+    @property
+    def task(self) -> str:
+        """The text of the task."""
+        return self.source.removeprefix(TASK)
 
     @property
     def num_ids(self) -> int:

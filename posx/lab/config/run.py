@@ -192,7 +192,8 @@ def run_config(config: ConfigDict | Mapping[str, Any]) -> RunConfig:
     model, train = sections["model"].resolved(), sections["train"]
     layers, dims = model.encodings(asked["encoding"], train.length), model.dims(train.length)
     rates = rates_of_layers(layers, dims, train.position_lr_multiplier)
-    return RunConfig(layers, rates=rates, code=code_of(layers), asked=asked, **sections | {"model": model})
+    sections |= {"model": model, "eval": sections["eval"].resolved(sections["data"].is_task)}
+    return RunConfig(layers, rates=rates, code=code_of(layers), asked=asked, **sections)
 
 
 def typed_sections(values: Mapping[str, Any]) -> dict[str, Any]:

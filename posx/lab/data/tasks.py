@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -65,6 +66,18 @@ class TaskDataset(Dataset):
             need = self.task.size(self.task.fewest) - 1
             raise DataError(f"{self.source} has no item of {length} tokens. The shortest item needs {need}.")
 
+    def check_lengths(self, lengths: Sequence[int], train_len: int) -> None:
+        """Raise DataError if one of the lengths has no items to be measured with, see `items`."""
+        for length in lengths:
+            self.check_length(length)
+            fewest, longest = self.sizes(length, train_len)
+            if fewest > longest:
+                most = self.task.size(longest) - 1
+                raise DataError(
+                    f"eval.lengths has {length}, but {self.source} has no item of more than {most} tokens that fits. "
+                    "Leave the length out, or give the task more symbols."
+                )
+
     def batch(self, *, seed: int, step: int, batch_size: int, length: int, rows: slice = slice(None)) -> Weighted:
         """Return rows of batch number `step`, a pure function of its arguments.
 
@@ -76,15 +89,18 @@ class TaskDataset(Dataset):
 
     def items(self, length: int, train_len: int, count: int) -> Rows:
         """Return `count` items to measure a length with: of more than `length` - `train_len` tokens, up to `length`."""
-        fewest = max(self.task.fewest, self.task.longest(length - train_len) + 1) if length > train_len else 0
-        return self._draw(
-            f"held out {length}", 0, count, max(fewest, self.task.fewest), self.task.longest(length), length
-        )
+        fewest, longest = self.sizes(length, train_len)
+        return self._draw(f"held out {length}", 0, count, fewest, longest, length)
+
+    def sizes(self, length: int, train_len: int) -> tuple[int, int]:
+        """Return the fewest and the most symbols of the items that measure a length; fewest > most without any."""
+        shorter = self.task.longest(length - train_len) if length > train_len else 0
+        return max(self.task.fewest, shorter + 1), self.task.longest(length)
 
     def _draw(self, what: str, step: int, count: int, fewest: int, longest: int, length: int) -> Rows:
         seed = hashlib.sha256(f"posx items 1\n{self.source}\n{what}".encode()).digest()
         key = jax.random.fold_in(jax.random.key(int.from_bytes(seed[:4], "big") >> 1), step)
-        return jax.device_get(draw_rows(self.task, jax.random.split(key, count), fewest, longest, length))
+        return Rows(*jax.device_get(draw_rows(self.task, jax.random.split(key, count), fewest, longest, length)))
 
 
 def open_task(source: str) -> TaskDataset:

@@ -15,7 +15,7 @@ from posx.encodings import spec_text
 from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError, in_one_line
 from posx.evaluation import protocols
 from posx.lab.config import SECTIONS, EvalConfig, RunConfig
-from posx.lab.data import Dataset
+from posx.lab.data import Dataset, TaskDataset, TextDataset
 from posx.lab.data.corpus import absolute, is_path
 from posx.lab.progress import size
 from posx.lab.runs.folder import RunFolder
@@ -99,7 +99,14 @@ def say_unused(runs: Iterable[RunConfig], words: Mapping[str, str]) -> None:
 
 
 def check_stream(config: EvalConfig, train_len: int, dataset: Dataset) -> None:
-    """Raise DataError if the validation text is too short for the longest length, or for a protocol."""
+    """Raise DataError if the validation text is too short for the longest length, or for a protocol.
+
+    Or a task has no items to measure a length with.
+    """
+    if isinstance(dataset, TaskDataset):
+        dataset.check_lengths(sorted({*config.lengths, train_len}), train_len)
+        return
+    assert isinstance(dataset, TextDataset)
     have, need = len(dataset.validation.tokens), max(config.lengths)
     if have < need:
         raise DataError(

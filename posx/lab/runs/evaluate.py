@@ -16,13 +16,14 @@ from posx.lab import interrupts
 from posx.lab.config import EvalConfig, RunConfig
 from posx.lab.config.data import PLACES
 from posx.lab.config.sections import cycle_of
-from posx.lab.data import Dataset, Tokenizer
+from posx.lab.data import Dataset, TaskDataset, TextDataset, Tokenizer
 from posx.lab.files.checksums import with_checksum
 from posx.lab.files.rows import ROW_VERSION, result_of
 from posx.lab.machine import processes
 from posx.lab.model import Model
 from posx.lab.progress import Meter, counted
 from posx.lab.runs import damage
+from posx.lab.runs.answers import answer_rows
 from posx.lab.runs.cost import Pass, pass_cost, speed_of
 from posx.lab.runs.describe import slower
 from posx.lab.runs.environment import measured_with
@@ -50,6 +51,25 @@ def evaluate_run(
     """
     processes.on_first(lambda: damage.mend_rows(folder))
     facts = facts_of(run, model, dataset, folder, step)
+    if isinstance(dataset, TaskDataset):
+        rows = answer_rows(run, config, model, params, dataset, folder, facts, layout)
+    elif isinstance(dataset, TextDataset):
+        rows = text_rows(run, config, model, params, dataset, folder, facts, layout)
+    folder.list_rows(config == run.eval and facts["own_text"])
+    return rows
+
+
+def text_rows(
+    run: RunConfig,
+    config: EvalConfig,
+    model: Model,
+    params: Any,
+    dataset: TextDataset,
+    folder: RunFolder,
+    facts: dict[str, Any],
+    layout: Layout,
+) -> list[dict[str, Any]]:
+    """Return the rows of a text, see `evaluate_run`. `facts` are the fields that all of them have."""
     asked = asked_rows(run, config, model, dataset, folder, facts)
     rows = [with_checksum(one.stored | facts) for one in asked if one.stored]
     missing = [one for one in asked if not one.stored]
@@ -76,7 +96,6 @@ def evaluate_run(
                 rows.append(with_checksum(facts | row | more))
                 folder.append(folder.eval_file, rows[-1])
                 work.finished(_line(rows[-1]))
-    folder.list_rows(config == run.eval and facts["own_text"])
     return rows
 
 
