@@ -36,6 +36,7 @@ class Answers(Protocol):
     """
 
     name, letter, title = "answers", "T1", "answers of a task"
+    of_tasks = True
     num_targets: int = 2000
 
     @classmethod

@@ -28,6 +28,8 @@ class Protocol(abc.ABC):
     name: ClassVar[str]
     letter: ClassVar[str]
     title: ClassVar[str]
+    #: Whether it measures the items of a task, and no text.
+    of_tasks: ClassVar[bool] = False
     #: The number of targets to score, 0 for the whole stream: a field of every protocol.
     num_targets: int
 

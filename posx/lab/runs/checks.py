@@ -29,9 +29,18 @@ CONFIG = "config.json"  # what tells a run's folder
 def checked(run: RunConfig) -> RunConfig:
     """Return `run` with absolute paths. Raises ConfigError that lists every problem."""
     found = run.data.problems() + run.eval.problems() + protocols.problems(run.eval, run.train.length)
+    found = found or list(_protocol_problems(run))
     if found := found or list(_encoding_problems(run)):
         raise ConfigError(in_one_line(found))
     return dataclasses.replace(run, data=absolute(run.data))
+
+
+def _protocol_problems(run: RunConfig) -> Iterator[str]:
+    for cls in map(protocols.protocol_class, run.eval.protocols):
+        if cls.of_tasks and not run.data.is_task:
+            yield f"eval.protocols={cls.name} measures a task, but data.source={run.data.source} is text. Leave it out."
+        if run.data.is_task and not cls.of_tasks:
+            yield f"eval.protocols={cls.name} scores text, but data.source={run.data.source} is a task. Name answers."
 
 
 def _encoding_problems(run: RunConfig) -> Iterator[str]:
