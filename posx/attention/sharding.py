@@ -16,7 +16,6 @@ from jax.sharding import PartitionSpec
 
 from posx.machine.cores import usable_cores
 from posx.machine.devices import DATA, MODEL
-from posx.machine.platforms import on_cpu
 
 
 def _size(axis: str) -> int:
@@ -26,8 +25,8 @@ def _size(axis: str) -> int:
 
 
 def is_one_core() -> bool:
-    """Return whether one CPU core computes the traced function: a device's shard, or all of it on one core."""
-    return on_cpu() and (DATA in jax.sharding.get_abstract_mesh().axis_names or len(usable_cores()) == 1)
+    """Return whether one core computes a function traced for CPUs: a device's shard, or all of it on one core."""
+    return DATA in jax.sharding.get_abstract_mesh().axis_names or len(usable_cores()) == 1
 
 
 def shards_sequences(num_sequences: int) -> bool:
@@ -48,8 +47,9 @@ def head_axis(num_sequences: int, num_key_heads: int) -> str | None:
 
 def block_devices(num_sequences: int, num_key_heads: int) -> int:
     """Return the number of devices over which blocks of queries are sharded."""
-    taken = shards_sequences(num_sequences) or head_axis(num_sequences, num_key_heads) == DATA
-    return 1 if taken else _size(DATA)
+    if (devices := _size(DATA)) == 1 or num_sequences % devices == 0:
+        return 1
+    return 1 if head_axis(num_sequences, num_key_heads) == DATA else devices
 
 
 def over_sequences(function: Callable[..., jax.Array], whole: Any, *rows: Any, axis: str = DATA) -> jax.Array:
