@@ -84,13 +84,11 @@ def attend(
     The contents of an empty slot, its position too, change no output and no gradient, even if they are NaN. A NaN in
     any other slot, of `x` too, spoils every output that reads it. It may spoil other outputs: 0 times NaN is NaN.
 
-    The dense executor has derivatives of every kind and order. The others have gradients by reverse mode. Other
-    derivatives raise: "can't apply forward-mode autodiff (jvp) to a custom_vjp function", or reverse mode through a
-    loop.
+    The dense executor has derivatives of every kind and order. The others have gradients by reverse mode, and raise for
+    all others.
 
-    Under `jax.set_mesh(posx.machine.devices.mesh())` sequences are sharded over devices. If the devices do not divide
-    the batch, heads are sharded. If they do not divide the key heads either, the blockwise executor shards blocks of
-    queries.
+    Under `jax.set_mesh(posx.machine.devices.mesh())` devices share sequences, else heads, else blocks of queries: the
+    first of these whose number they divide.
 
     Args:
       encoding: a resolved value.
@@ -191,10 +189,15 @@ def _map(given: TileInputs, x: jax.Array | None, in_order: bool, cached: bool) -
     values = mapped("value", k.values, k_at, k_features) if "value" in hooks and not cached else k.values
     reads_vectors = "score" in hooks or bool(distance_terms(encoding, params, q_at.pos.dtype).keys() - {"bias"})
     vectors = q.mapped[:, :, 0] if q.mapped.ndim == 5 else q.mapped
-    of_queries = _scale_queries(encoding, params, vectors, mapped_q, q_at.pos, q_features)
-    queries = _read_tokens(encoding, params, of_queries, q_at, reads_vectors)
-    of_keys = Tokens(mapped_k.swapaxes(1, 2), values, k.mapped, features=k_features)
-    keys = _read_tokens(encoding, params, of_keys, k_at, reads_vectors, stored=cached and mapped_k is k.mapped)
+    wide, factor, unscaled = wide_dtype(vectors.dtype), None, mapped_q.swapaxes(1, 2)
+    scaled = unscaled.astype(wide) * (1 / math.sqrt(vectors.shape[-1]))
+    if "logit_scale" in hooks:
+        scale = over_batch(functools.partial(encoding.logit_scale, params), q_at.pos, q_features)
+        scaled = scaled * (factor := scale[..., None].astype(wide))
+    of_q = Tokens(scaled, None, vectors, unscaled, factor, features=q_features)
+    queries = _read_tokens(encoding, params, of_q, q_at, reads_vectors)
+    of_k = Tokens(mapped_k.swapaxes(1, 2), values, k.mapped, features=k_features)
+    keys = _read_tokens(encoding, params, of_k, k_at, reads_vectors, stored=cached and mapped_k is k.mapped)
     return TileInputs(encoding, mask, tables, queries, keys), q_features
 
 
@@ -229,24 +232,13 @@ def _read_params(encoding: Encoding, params: Params) -> Params:
     return barrier({name: x for name, x in params.items() if name not in tables}) | tables
 
 
-def _scale_queries(
-    encoding: Encoding, params: Params, q: jax.Array, mapped: jax.Array, pos: jax.Array, features: Features
-) -> Tokens:
-    """Return the query side with its logit scale. `mapped` is [b, h, q, d'], but `vectors` are still [b, q, h, d]."""
-    dtype, factor, mapped = wide_dtype(q.dtype), None, mapped.swapaxes(1, 2)
-    scaled = mapped.astype(dtype) * (1 / math.sqrt(q.shape[-1]))
-    if "logit_scale" in hooks_of(encoding):
-        factor = over_batch(functools.partial(encoding.logit_scale, params), pos, features)[..., None].astype(dtype)
-        scaled = scaled * factor
-    return Tokens(scaled, None, q, mapped, factor, features=features)
-
-
 def _read_tokens(
     encoding: Encoding, params: Params, tokens: Tokens, slots: Slots, reads_vectors: bool, stored: bool = False
 ) -> Block:
     """Return one side as [b, heads, tokens, ...], with its token bias and without the arrays that no hook reads.
 
-    stored: the arrays are a cache's. A barrier would copy them, and none is constant in the eyes of the compiler.
+    Values and vectors are still [b, tokens, heads, d]. If they are `stored`, a cache's, a barrier would copy them, and
+    none is constant in the eyes of the compiler.
     """
     hooks, token_bias, dtype = hooks_of(encoding), None, operand_dtype(tokens.vectors.dtype)
     if "token_bias" in hooks:

@@ -112,9 +112,7 @@ def blockwise(
         elif b > 1 and "score" in hooks_of(encoding) and scores_in_turn(b * h * plan.query_block * plan.key_block):
             attend = functools.partial(_by_sequence, plan)
         if devices > 1 and plan.query_blocks % (2 * devices) == 0:
-            q_blocks, k_blocks = sides
-            whole = tables, k_blocks
-            o = sharding.over_blocks(lambda whole, q, attend=attend: attend(whole[0], q, whole[1]), whole, q_blocks)
+            o = sharding.over_blocks(attend, tables, *sides)
         else:
             o = attend(tables, *sides)
         outputs = [*outputs, joined(o)[:, :, : last - first]]

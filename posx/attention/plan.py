@@ -28,7 +28,6 @@ SKIP_FROM = 1024
 #: of many times that size. DAPE's gradients took twice as long in tiles of 1 MiB.
 IN_CACHE, FEWEST_QUERIES = 2**17, 64
 
-
 #: Scores in a tile on an accelerator, 128 MB of float32, and the fewest and most tokens of its sides. A loop over small
 #: tiles leaves the chip idle: each step launches kernels and waits for the loop's condition.
 ON_CHIP, SIDES = 2**25, (128, 2048)
@@ -77,13 +76,7 @@ class Plan(NamedTuple):
 
 
 def make_plan(
-    pairs: TileInputs,
-    terms: set[str],
-    in_order: bool,
-    offset: int | None,
-    tiling: Tiling,
-    in_rows: bool,
-    devices: int,
+    pairs: TileInputs, terms: set[str], in_order: bool, offset: int | None, tiling: Tiling, in_rows: bool, devices: int
 ) -> Plan:
     """Return the tiles of a call.
 

@@ -67,18 +67,19 @@ def over_sequences(function: Callable[..., jax.Array], whole: Any, *rows: Any, a
     return _over(axis, function, (PartitionSpec(), *specs))(whole, *rows)
 
 
-def over_blocks(function: Callable[..., jax.Array], whole: Any, blocks: Any) -> jax.Array:
-    """Call function(whole, blocks) on each device's blocks, a tree of arrays [n, ...]; its result is [n, ...].
+def over_blocks(function: Callable[..., jax.Array], tables: Any, blocks: Any, whole: Any) -> jax.Array:
+    """Call function(tables, blocks, whole) on each device's blocks, a tree of arrays [n, ...]; its result is [n, ...].
 
     The number of blocks must be a multiple of twice the number of devices. The blocks form two runs for each device.
     Device i works on the i-th run and the i-th run from the end, because late queries see more keys than early ones.
     """
     devices = _size(DATA)
 
-    def each(whole: Any, blocks: Any) -> jax.Array:
-        return _exchanged(function(whole, jax.tree.map(lambda x: _exchanged(x, devices), blocks)), devices, back=True)
+    def each(shared: Any, blocks: Any) -> jax.Array:
+        blocks = jax.tree.map(lambda x: _exchanged(x, devices), blocks)
+        return _exchanged(function(shared[0], blocks, shared[1]), devices, back=True)
 
-    return _over(DATA, each, (PartitionSpec(), PartitionSpec(DATA)))(whole, blocks)
+    return _over(DATA, each, (PartitionSpec(), PartitionSpec(DATA)))((tables, whole), blocks)
 
 
 def _over(axis: str, function: Callable, in_specs: Any) -> Callable:
