@@ -15,7 +15,7 @@ import optax  # noqa: F401  mixes types when it is imported under strict promoti
 import pytest
 
 import posx
-from posx.attention import accelerators, blocks, causal, refusal, strips
+from posx.attention import accelerators, causal, plan, refusal, strips
 from posx.conformance.subject import KNOWN, LENGTH, even_tiles
 from posx.contract import abstract_params, distance_terms
 from posx.lab.config import EvalConfig, TrainConfig
@@ -237,7 +237,7 @@ def test_numbers_by_position_are_not_rounded(case):
 @pytest.mark.parametrize(("case", "executor"), [("shaw", even_tiles), ("t5", even_tiles), ("deberta-p2c", "blockwise")])
 def test_the_forms_of_accelerators_agree_with_those_of_cpus(case, executor, monkeypatch):
     """DeBERTa has tiles of whole rows: two parts of the queries in blocks of 4, with strips that end at its reach."""
-    for module in (accelerators, blocks):
+    for module in (accelerators, plan):
         monkeypatch.setattr(module, "FEWEST_QUERIES", 2)
     monkeypatch.setattr(accelerators, "IN_ROWS", 4 * ROWS * 4 * LENGTH)
     monkeypatch.setattr(sys.modules["posx.attention.blockwise"], "ACCELERATOR_STEPS", (2, 6))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
@@ -11,7 +12,7 @@ import jax
 
 from posx.contract.classes import check_class
 from posx.contract.facts import About
-from posx.contract.hooks import ByDistance, Features, Params, Tile
+from posx.contract.hooks import ByDistance, Features, Params, Tile, acting
 from posx.contract.value import Dims, Value, require, values_in
 from posx.errors import UndefinedLength
 
@@ -201,6 +202,12 @@ class Encoding(Value):
 def abstract_params(encoding: Encoding, dims: Dims) -> Params:
     """Return the shapes and types of the parameters that `init` returns."""
     return jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
+
+
+@functools.lru_cache(maxsize=1024)
+def hooks_of(encoding: Encoding) -> frozenset[str]:
+    """Return the names of the hooks that the encoding defines. They are found once for each value."""
+    return frozenset(acting(encoding))
 
 
 def parts(encoding: Encoding) -> Iterator[Encoding]:
