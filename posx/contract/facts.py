@@ -93,7 +93,7 @@ def _revised_by(values: Values, parts: Parts) -> frozenset[str]:
 
 _COUNT = Range("a whole number of tokens, at least 0, or None", lambda x: x is None or _is_count(x))
 
-#: What a method means, by name.
+#: The facts about a method, by name.
 METHOD_FACTS: dict[str, Fact] = {
     "shift_invariant": Fact(_ANY.allowed, _all_alike),
     "causal_only": _ANY,
@@ -117,7 +117,7 @@ METHOD_FACTS: dict[str, Fact] = {
         lambda values, _: About(_once([x.paper for x in values], ", "), _once([x.beyond for x in values], "; ")),
     ),
 }
-#: What executors may assume of the hooks, by name.
+#: The promises to executors about the hooks, by name.
 PROMISES: dict[str, Fact] = {
     "reads_raw_keys": _ANY,
     "tiling": Fact(
