@@ -65,16 +65,14 @@ def test_a_new_protocol_is_one_class_and_its_line(monkeypatch):
 def test_a_protocol_says_which_settings_and_strides_it_chooses(monkeypatch):
     monkeypatch.setitem(protocols.PROTOCOLS, "shortest", Shortest)
     run = dataclasses.replace(run_config(base_config()), eval=EvalConfig(protocols=("shortest",)))
-    assert {name: why for name, why in unused(run).items() if name.startswith("eval.")} == {
-        "eval.num_targets": "eval.protocols has no "
-        "nonoverlapping or per_position or lm_eval_rolling or hf_strided or begin_every_window",
-        "eval.sliding_targets": "eval.protocols has no sliding",
-    }
-    strides = {cls.name: cls.chosen_stride({"eval_len": 16, "stride": 4}) for cls in protocols.PROTOCOLS.values()}
-    assert {name for name, stride in strides.items() if stride == 4} == {"sliding", "hf_strided"}
-    assert protocols.HfStrided.chosen_stride({"eval_len": 16, "stride": 8}) is None
-    whole = {cls.name for cls in protocols.PROTOCOLS.values() if cls.has_whole_windows}
-    assert whole == {"nonoverlapping", "per_position", "begin_every_window"}
+    why = unused(run)
+    assert why["eval.sliding_targets"] == "eval.protocols has no sliding" and "eval.stride" not in why
+    assert why["eval.num_targets"].startswith("eval.protocols has no nonoverlapping or per_position or ")
+    row = {"eval_len": 16, "stride": 4}
+    strides = [cls.chosen_stride(row) for cls in (Shortest, protocols.Sliding, protocols.HfStrided)]
+    assert strides == [None, 4, 4] and protocols.HfStrided.chosen_stride(row | {"stride": 8}) is None
+    whole = [cls.has_whole_windows for cls in (Shortest, protocols.Sliding, protocols.PerPosition)]
+    assert whole == [False, False, True]
 
 
 def test_settings_of_a_run_make_each_protocol_what_it_is():
