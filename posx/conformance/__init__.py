@@ -44,7 +44,7 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "positions": (facts.check_positions, "all positions are defined, and the order of slots changes nothing"),
     "shift_invariant": (facts.check_shift_invariant, "adding a constant to all positions acts as declared"),
     "prefix": (facts.check_prefix, "later tokens do not change earlier outputs"),
-    "tiling": (facts.check_tiling, "an encoding that declares whole rows of keys needs them"),
+    "tiling": (facts.check_tiling, "an encoding declares whole rows of keys if it needs them, and only then"),
     "reach": (facts.check_reach, "terms by distance are constant from the declared reach on, and not before"),
     "fades": (facts.check_fades, "the bias by distance or the token bias falls, as declared"),
     "causal_only": (facts.check_causal_only, "masks that show later keys are refused if the encoding needs that"),

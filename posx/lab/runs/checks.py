@@ -74,13 +74,10 @@ def unused(run: RunConfig) -> dict[str, str]:
         found["data.dtype"] = "it is the type of .bin files, and none is named"
     if run.data.validation:
         found["data.validation_fraction"] = "data.validation names the held-out text"
-    named = set(map(protocols.protocol_class, run.eval.protocols))
-    if protocols.Sliding not in named:
-        found["eval.sliding_targets"] = "eval.protocols has no sliding"
-    if not named & {protocols.Sliding, protocols.HfStrided}:
-        found["eval.stride"] = "eval.protocols has no sliding"
-    if named == {protocols.Sliding}:
-        found["eval.num_targets"] = "eval.protocols has only sliding, which scores eval.sliding_targets"
+    read = {name for protocol in run.eval.protocols for name in protocols.protocol_class(protocol).reads}
+    for name in sorted({name for cls in protocols.PROTOCOLS.values() for name in cls.reads} - read):
+        readers = (cls.name for cls in protocols.PROTOCOLS.values() if name in cls.reads)
+        found[f"eval.{name}"] = f"eval.protocols has no {' or '.join(readers)}"
     return found
 
 
