@@ -167,7 +167,7 @@ def check_reference(subject: CheckSubject, findings: Findings) -> None:
     """Compare the dense executor in float64 with the reference that the caller gives, sequence by sequence."""
     if subject.reference is None:
         return findings.nothing("no reference is given")
-    floats, outputs = subject.floats, subject.run(subject.slots).outputs
+    floats, outputs = subject.floats, subject.outputs(subject.slots)
     for row in range(ROWS):
         pos, idx, segment = (a[row] for a in subject.slots)
         i, j = idx[:, None], idx[None, :]

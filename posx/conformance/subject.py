@@ -240,7 +240,9 @@ class CheckSubject:
         added = (jnp.einsum("btm,mhd->bthd", x, weights[n]) for n in "qkv")
         return Floats(params, x, *(a + b for a, b in zip(vectors, added, strict=True)))
 
-    def layer(self, weights: Any, floats: Floats, slots: Slots, executor: Any, mask: Mask = WINDOW) -> jax.Array:
+    def layer(
+        self, weights: Any, floats: Floats, slots: Slots, executor: Any = dense, mask: Mask = WINDOW
+    ) -> jax.Array:
         """Return outputs [b, t, h, d] of one attention layer."""
         params, x, q, k, v = self.embedded(weights, floats, slots.pos)
         return attend(self.encoding, params, q, k, v, slots, x=x, executor=executor, mask=mask)
@@ -287,6 +289,12 @@ class CheckSubject:
         floats, cotangent = floats or self.floats, self.cotangent if cotangent is None else cotangent
         weights = self.weights if weights is None else weights
         return in_float64(self.program(**how), weights, floats, slots, cotangent)
+
+    def outputs(self, slots: Slots) -> np.ndarray:
+        """Return outputs [b, t, h, d] of the dense executor in float64, from the program of `run` if there is one."""
+        if (dense, WINDOW) in self._programs:
+            return self.run(slots).outputs
+        return in_float64(self.compiled("layer", self.layer), self.weights, self.floats, slots)
 
     def tiles(self, slots: Slots, floats: Any = None, cotangent: Any = None) -> LayerResult:
         """Return the result in float64 of small tiles."""
