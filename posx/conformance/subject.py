@@ -240,9 +240,7 @@ class CheckSubject:
         added = (jnp.einsum("btm,mhd->bthd", x, weights[n]) for n in "qkv")
         return Floats(params, x, *(a + b for a, b in zip(vectors, added, strict=True)))
 
-    def layer(
-        self, weights: Any, floats: Floats, slots: Slots, executor: Any = dense, mask: Mask = WINDOW
-    ) -> jax.Array:
+    def layer(self, weights: Any, floats: Floats, slots: Slots, executor: Any, mask: Mask = WINDOW) -> jax.Array:
         """Return outputs [b, t, h, d] of one attention layer."""
         params, x, q, k, v = self.embedded(weights, floats, slots.pos)
         return attend(self.encoding, params, q, k, v, slots, x=x, executor=executor, mask=mask)
@@ -290,11 +288,15 @@ class CheckSubject:
         weights = self.weights if weights is None else weights
         return in_float64(self.program(**how), weights, floats, slots, cotangent)
 
-    def outputs(self, slots: Slots) -> np.ndarray:
-        """Return outputs [b, t, h, d] of the dense executor in float64, from the program of `run` if there is one."""
-        if (dense, WINDOW) in self._programs:
-            return self.run(slots).outputs
-        return in_float64(self.compiled("layer", self.layer), self.weights, self.floats, slots)
+    def outputs(self, slots: Slots, floats: Any = None, executor: Any = dense) -> np.ndarray:
+        """Return outputs [b, t, h, d] in float64, from the program of `run` if there is one."""
+        if (executor, WINDOW) in self._programs:
+            return self.run(slots, floats, executor=executor).outputs
+        return in_float64(self.layer_program(executor), self.weights, floats or self.floats, slots)
+
+    def layer_program(self, executor: Any = dense) -> Any:
+        """Return the compiled function (weights, floats, slots) -> outputs."""
+        return self.compiled(("layer", executor), functools.partial(self.layer, executor=executor))
 
     def tiles(self, slots: Slots, floats: Any = None, cotangent: Any = None) -> LayerResult:
         """Return the result in float64 of small tiles."""
