@@ -120,7 +120,7 @@ def test_a_stopped_sweep_saves_and_a_failing_run_is_named(cluster, site, tmp_pat
     tiny.until(lambda: tiny.step(run) > before, process)
     process.terminate()
     _, err = process.communicate(timeout=300)
-    assert process.returncode == 75 and f"resuming at step {saved}" in (run / "log.txt").read_text(), err
+    assert process.returncode == 75 and f"resuming {run.name} at step {saved}" in (run / "log.txt").read_text(), err
 
 
 def test_where_there_is_no_cluster_one_line_says_so(site, tmp_path):
