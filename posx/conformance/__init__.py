@@ -33,11 +33,11 @@ Check = Callable[[CheckSubject, Findings], None]
 CHECKS: dict[str, tuple[Check, str]] = {
     "hooks": (facts.check_hooks, "each hook returns the shape and the type that the contract states"),
     "value": (facts.check_value, "encodings with equal fields are equal, also after pickling"),
-    "reference": (executors.check_reference, "outputs equal those of the given reference"),
     "tiles": (executors.check_tiles, "attention in small tiles equals dense attention"),
     "strips": (executors.check_strips, "attention from tables of distances equals dense attention"),
     "fused": (executors.check_fused, "the vendor's fused kernel equals dense attention"),
     "gradients": (executors.check_gradients, "gradients equal finite differences, and none reach later tokens"),
+    "reference": (executors.check_reference, "outputs equal those of the given reference"),
     "packing": (executors.check_packing, "documents packed into one row equal the documents alone"),
     "padding": (executors.check_padding, "empty slots return 0 and change no other output"),
     "decode": (executors.check_decode, "decoding with a cache equals one pass over the whole sequence"),

@@ -115,22 +115,22 @@ def _filled(hook: str, arguments: Any) -> Any:
 def check_shift_invariant(subject: CheckSubject, findings: Findings) -> None:
     """Check that adding one constant to all positions changes nothing, or something if declared False."""
     if not subject.encoding.shift_invariant:
-        still, *moved = (subject.run(slots).outputs for _, slots in subject.shifted((0, *SHIFTS), one_document(ORDER)))
+        still, *moved = (subject.outputs(slots) for _, slots in subject.shifted((0, *SHIFTS), one_document(ORDER)))
         problem = "shift_invariant = False, but adding a constant to all positions changes nothing"
         return findings.differ(problem, moved, [still] * len(moved))
-    still = subject.run(subject.near).outputs
+    still = subject.outputs(subject.near)
     for shift, slots in subject.shifted(SHIFTS):
-        found = subject.run(slots).outputs
+        found = subject.outputs(slots)
         findings.equal(f"positions moved by {shift}: outputs", found, still, max(1e-7, subject.exact))
 
 
 def check_prefix(subject: CheckSubject, findings: Findings) -> None:
     """Check that vectors, positions and number of later tokens do not change earlier outputs."""
     later, slots, exact = ORDER[0] >= PREFIX, subject.unpacked, subject.exact
-    floats, before = subject.floats.changed(later), subject.run(slots).outputs[:, :PREFIX]
+    floats, before = subject.floats.changed(later), subject.outputs(slots)[:, :PREFIX]
     moved = slots._replace(pos=np.where(later, slots.pos[:, ::-1], slots.pos))
-    findings.equal("if later tokens change: outputs", subject.run(slots, floats).outputs[:, :PREFIX], before, 0)
-    findings.equal("if later tokens move too: outputs", subject.run(moved, floats).outputs[:, :PREFIX], before, exact)
+    findings.equal("if later tokens change: outputs", subject.outputs(slots, floats)[:, :PREFIX], before, 0)
+    findings.equal("if later tokens move too: outputs", subject.outputs(moved, floats)[:, :PREFIX], before, exact)
     findings.equal("without later tokens: outputs", decoded(subject, [slice(0, PREFIX)]), before, exact)
 
 
@@ -238,12 +238,12 @@ def _by_distance(subject: CheckSubject, distances: np.ndarray) -> dict[str, np.n
 def check_positions(subject: CheckSubject, findings: Findings) -> None:
     """Check that positions up to the last alone are defined, and that the order of slots has no effect."""
     encoding, last = subject.encoding, subject.encoding.max_position
-    wanted = subject.run(subject.slots).outputs
+    wanted = subject.outputs(subject.slots)
     findings.holds(np.isfinite(wanted).all(), "outputs at some position are NaN or infinite")
     # Features, and scores of whole rows, follow the order of the slots.
     if not encoding.acts_on("features") and encoding.tiling == "any":
         order = np.random.default_rng(7).permutation(LENGTH)
-        found = subject.run(*subject.reordered(order)).outputs
+        found = subject.outputs(*subject.reordered(order))
         findings.equal("slots in another order: outputs", found, wanted[:, order], subject.exact)
     if last is not None:
         pos = np.where(ORDER < LENGTH - 1, 1, last + 1).astype(np.int32)
