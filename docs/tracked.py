@@ -8,12 +8,13 @@ from __future__ import annotations
 import inspect
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from experiments.tables import HERE, Seeds, by_setting, cell, load
 from posx.contract import HOOKS, ByDistance, Encoding, Tile, acting
-from posx.contract.facts import FACTS
+from posx.contract.facts import METHOD_FACTS, PROMISES, Fact
 from posx.contract.hooks import Hook
 from posx.encodings import ENCODINGS, Dims, build
 
@@ -106,13 +107,13 @@ def _first(thing: Any) -> str:
     return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
 
 
-def _facts() -> str:
-    """Return the table of facts. Their meaning is the comment above each default in `Encoding`."""
+def _facts(facts: Mapping[str, Fact]) -> str:
+    """Return the table of some facts. Their meaning is the comment above each default in `Encoding`."""
     code = inspect.getsource(Encoding)
     comments = dict(re.findall(r"#: ((?:.*\n\s*#: )*.*)\n\s*(\w+): ", code))
     meaning = {name: " ".join(re.sub(r"\n\s*#: ", " ", text).split()) for text, name in comments.items()}
     rows = []
-    for name, fact in FACTS.items():
+    for name, fact in facts.items():
         default = getattr(Encoding, name)
         shown = "nothing" if not default and default is not False and default is not None else str(default)
         rows.append([f"`{name}`", fact.allowed.text, shown, meaning.get(name) or _first(default)])
@@ -133,7 +134,8 @@ def committed() -> dict[Path, str]:
     tables_of = {
         "catalogue.md": {"encodings": catalogue()},
         "design/contract.md": {
-            "hooks": _hooks(), "by_distance": _record(ByDistance), "tile": _record(Tile), "facts": _facts()
+            "hooks": _hooks(), "by_distance": _record(ByDistance), "tile": _record(Tile),
+            "facts": _facts(METHOD_FACTS), "promises": _facts(PROMISES)
         },
     }  # fmt: skip
     for page, tables in tables_of.items():

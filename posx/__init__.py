@@ -4,8 +4,7 @@ Importing it sets XLA's flag (`posx.machine.guard`) and nothing else: each name 
 Help and wrong words on the command line then cost no start of JAX, and whoever wants an encoding imports no model.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from posx.lazy import modules_of
 from posx.machine.guard import guard
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 guard()
-_module = modules_of(__name__)
 
 #: The module of each public name.
 _PLACES = {
@@ -34,12 +32,7 @@ _PLACES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name, or a module of posx, when it is first asked for."""
-    if name in _PLACES:
-        value = globals()[name] = getattr(importlib.import_module(_PLACES[name]), name)
-        return value
-    return _module(name)
+__getattr__ = modules_of(__name__, _PLACES)
 
 
 def __dir__() -> list[str]:

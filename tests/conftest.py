@@ -29,6 +29,17 @@ if os.environ["JAX_PLATFORMS"] != "cpu":
 gc.freeze()
 gc.set_threshold(200_000, 50, 1000)
 
+
+def pytest_collection_finish() -> None:
+    """Let no collection go through the modules and the tests themselves."""
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Let the last collection, which pytest asks for, go through nothing."""
+    gc.freeze()
+
+
 # The processes that tests start inherit this; where it is the point how users' programs are compiled, a test says so.
 if os.environ["JAX_PLATFORMS"] == "cpu":
     cheap.set_flags()

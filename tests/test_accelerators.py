@@ -15,7 +15,7 @@ import optax  # noqa: F401  mixes types when it is imported under strict promoti
 import pytest
 
 import posx
-from posx.attention import accelerators, blocks, causal, refusal, strips
+from posx.attention import accelerators, causal, plan, refusal, strips
 from posx.conformance.subject import KNOWN, LENGTH, even_tiles
 from posx.contract import abstract_params, distance_terms
 from posx.lab.config import EvalConfig, TrainConfig
@@ -24,7 +24,7 @@ from posx.lab.model import make_model
 from posx.lab.runs.evaluate import _log_probs
 from posx.lab.training.step import init_state, loss, train_step, train_steps
 from posx.machine.platforms import platform, traced_for
-from tests.encodings.cases import APART, CASES, DIMS, FEW, SPECS, STRUCTURAL, first
+from tests.encodings.cases import APART, CASES, DIMS, SPECS, STRUCTURAL, first
 from tests.lowered import ACCELERATORS, SERVED, SIZES, faults, lowered, shape_of
 from tests.test_architecture import FILES
 from tests.tiny import environment
@@ -32,7 +32,11 @@ from tests.tiny import environment
 ROWS = 2
 VECTORS = [shape_of(ROWS, LENGTH, heads, DIMS.head_dim) for heads in (4, 2, 2)]
 SLOTS = posx.Slots(*[shape_of(ROWS, LENGTH, dtype="int32")] * 3)
-every_encoding = pytest.mark.parametrize("case", first(CASES, posx.ENCODINGS))
+#: Products in a bias of both positions, in terms by distance inside the scale, and in a network of distances.
+BY_POSITION = ("fire", "transformer_xl", "dynamic_bias", "t5", "sandwich")
+every_encoding = pytest.mark.parametrize("case", first(CASES, BY_POSITION))
+#: Vectors by distance, features with a carry, and scores of whole rows.
+LOWERED = ("shaw", "selective_rope", "cope")
 #: CUDA programs have the forms of TPUs too, but for the vendor's kernel: TPUs have a case of each encoding.
 every_accelerator = pytest.mark.parametrize(
     "platform", [pytest.param(name, marks=() if name == "cuda" else pytest.mark.slow) for name in ACCELERATORS]
@@ -54,7 +58,7 @@ def attention(encoding, executor, params, q, k, v, x, slots, mask=posx.causal())
 
 @pytest.mark.parametrize(
     ("case", "platform"),
-    [pytest.param(case, "cuda", marks=() if case in FEW else pytest.mark.slow) for case in CASES]
+    [pytest.param(case, "cuda", marks=() if case in LOWERED else pytest.mark.slow) for case in CASES]
     + [pytest.param(case, "tpu", marks=pytest.mark.slow) for case in posx.ENCODINGS],
 )
 def test_attention_is_lowered_for_accelerators(case, platform):
@@ -125,7 +129,7 @@ def test_a_learned_bias_of_the_kernel_is_summed_over_diagonals():
 
 @pytest.mark.parametrize(
     ("case", "platform"),
-    [pytest.param(case, "cuda", marks=() if case in FEW else pytest.mark.slow) for case in (*STRUCTURAL, *APART)]
+    [pytest.param(case, "cuda", marks=() if case in LOWERED else pytest.mark.slow) for case in (*STRUCTURAL, *APART)]
     + [pytest.param("rope", "tpu", marks=pytest.mark.slow)],
 )
 def test_a_cached_step_is_lowered_for_accelerators(case, platform):
@@ -237,7 +241,7 @@ def test_numbers_by_position_are_not_rounded(case):
 @pytest.mark.parametrize(("case", "executor"), [("shaw", even_tiles), ("t5", even_tiles), ("deberta-p2c", "blockwise")])
 def test_the_forms_of_accelerators_agree_with_those_of_cpus(case, executor, monkeypatch):
     """DeBERTa has tiles of whole rows: two parts of the queries in blocks of 4, with strips that end at its reach."""
-    for module in (accelerators, blocks):
+    for module in (accelerators, plan):
         monkeypatch.setattr(module, "FEWEST_QUERIES", 2)
     monkeypatch.setattr(accelerators, "IN_ROWS", 4 * ROWS * 4 * LENGTH)
     monkeypatch.setattr(sys.modules["posx.attention.blockwise"], "ACCELERATOR_STEPS", (2, 6))

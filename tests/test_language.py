@@ -1,12 +1,11 @@
 """How posx is written, as far as a machine can see it: docstrings, comments, names of types and tests."""
 
 import ast
+import functools
 import re
 import tokenize
 from collections import Counter
 from pathlib import Path
-
-import pytest
 
 import posx
 
@@ -97,7 +96,27 @@ def documented(path):
             yield node, getattr(node, "lineno", 1), text
 
 
-@pytest.mark.parametrize("name", FILES)
+def for_each(values):
+    """Make one test of a test of each value: a thousand tests of a file each took longer to report than to run."""
+
+    def decorate(test):
+        @functools.wraps(test)
+        def run():
+            problems = []
+            for value in values:
+                try:
+                    test(value)
+                except AssertionError as problem:
+                    problems.append(f"{value}: {problem}")
+            assert not problems, "\n".join(problems)
+
+        del run.__wrapped__  # pytest would ask it for its arguments
+        return run
+
+    return decorate
+
+
+@for_each(FILES)
 def test_sentences_are_short_and_plain(name):
     texts = [(line, text) for _, line, text in documented(FILES[name])] + list(comments(FILES[name]))
     wrong = []
@@ -120,7 +139,7 @@ def records(path):
                 yield node, [line.target.id for line in lines if "ClassVar" not in ast.unparse(line.annotation)]
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("posx/encodings/")])
+@for_each([name for name in FILES if not name.startswith("posx/encodings/")])
 def test_records_list_a_field_a_line(name):
     """A docstring that explains two or more fields lists them below "Attributes:". Encodings state formulas instead."""
     wrong = []
@@ -133,7 +152,7 @@ def test_records_list_a_field_a_line(name):
     assert name in EXEMPT or not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("name", FILES)
+@for_each(FILES)
 def test_functions_list_an_argument_a_line(name):
     """A docstring that explains two or more arguments by `name: meaning` lists them below "Args:"."""
     wrong = []
@@ -161,7 +180,7 @@ def paragraphs(markdown):
         yield re.sub(r"\[([^\]]*)\]", r"\1", paragraph)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+@for_each(PAGES)
 def test_pages_are_short_and_plain(path):
     wrong = []
     for words in (
@@ -175,7 +194,7 @@ def test_pages_are_short_and_plain(path):
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+@for_each(PAGES)
 def test_no_line_of_a_page_begins_with_percent(path):
     """The site takes the rest of the line for a comment, in a list too."""
     text = CODE_OF_PAGES.sub("", path.read_text(encoding="utf-8"))
@@ -213,7 +232,7 @@ def messages(path):
                     yield node.lineno, text
 
 
-@pytest.mark.parametrize("name", files_of(ROOT))
+@for_each(files_of(ROOT))
 def test_messages_are_short_and_plain(name):
     wrong, excused = [], EXCUSED.get(name, set())
     unused = set(excused)
@@ -232,7 +251,7 @@ def is_property(node):
     return any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
 
 
-@pytest.mark.parametrize("name", FILES)
+@for_each(FILES)
 def test_docstrings_begin_with_a_verb_or_an_article(name):
     """Functions with a verb, properties and classes with an article; a class of the catalogue with its formula."""
     wrong = []
@@ -259,7 +278,7 @@ def test_names_of_types_are_unique():
     assert not sorted(name for name in here if owners[name] > 1)
 
 
-@pytest.mark.parametrize("name", TEST_FILES)
+@for_each(TEST_FILES)
 def test_names_of_tests_are_short(name):
     tree = ast.parse(TEST_FILES[name].read_text(encoding="utf-8"))
     names = [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name[:5] == "test_"]

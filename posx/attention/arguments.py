@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 
 from posx.attention.known import check_orders, check_positions
 from posx.attention.masks import MASKS
-from posx.contract import Encoding, Features, check_defined
+from posx.contract import Encoding, Features, check_defined, hooks_of
 
 #: A NumPy array if the values are known before tracing, else a JAX one.
 Known = np.ndarray | jax.Array
@@ -72,7 +73,7 @@ def check_vectors(encoding: Encoding, q: Any, k: Any, v: Any, q_slots: Slots, k_
 
 def check_tokens(encoding: Encoding, q: Any, k: Any, x: Any, features: tuple[Features, Features] | None) -> None:
     """Raise ValueError if an encoding that keeps features is given none, two kinds, or those of other tokens."""
-    if not encoding.acts_on("features"):
+    if "features" not in hooks_of(encoding):
         return
     name = type(encoding).__name__
     if x is None and features is None:
@@ -127,7 +128,7 @@ def both_sides(
     in_order = q.idx is None
     if in_order and q_tokens != k_tokens:
         raise ValueError(f"{q_tokens[1]} queries attend to {k_tokens[1]} keys: give idx, the arrival orders, of both.")
-    one_side = all(a is b for a, b in zip(q, k, strict=True))
+    one_side = all(map(operator.is_, q, k))
     q, k = _side("q", q_tokens, q, clean=False), _side("k", k_tokens, k, clean=k_clean)
     for name, side in (("q_pos", q), *([] if one_side else [("k_pos", k)])):
         check_positions(name, side.pos, None if in_order else side.idx, side.segment)
@@ -137,12 +138,13 @@ def both_sides(
         )
     if encoding.integer_positions and q.pos.dtype != np.int32:
         raise ValueError(f"{type(encoding).__name__} reads a table, so positions must be integers, not {q.pos.dtype}.")
-    known_pos = [pos for pos in (q.pos, k.pos) if isinstance(pos, np.ndarray) and pos.size]
-    for pos in known_pos:
-        check_defined(encoding, pos.min(), pos.max())
-    first, last = min((pos.min() for pos in known_pos), default=0), max((pos.max() for pos in known_pos), default=0)
-    if q.pos.dtype == np.int32 and int(last) - int(first) >= 2**31:
-        raise ValueError(f"positions go from {first} to {last}: distances must be below 2**31 tokens.")
+    ends: list[Any] = []
+    for pos in (q.pos,) if k.pos is q.pos else (q.pos, k.pos):
+        if isinstance(pos, np.ndarray) and pos.size:
+            ends += [pos.min(), pos.max()]
+            check_defined(encoding, *ends[-2:])
+    if ends and q.pos.dtype == np.int32 and int(max(ends)) - int(min(ends)) >= 2**31:
+        raise ValueError(f"positions go from {min(ends)} to {max(ends)}: distances must be below 2**31 tokens.")
     return q, k, in_order
 
 
@@ -186,7 +188,7 @@ def check_slots(encoding: Encoding, q: Slots, k: Slots, from_x: bool, windows: b
             f"{name} maps a query together with the {back} tokens before it. Give windows [b, q, {1 + back}, h, d] of "
             'these queries, out of posx.attention.seen_by(encoding, "query", q, idx)[0] of all tokens.'
         )
-    if from_x and encoding.acts_on("features"):
+    if from_x and "features" in hooks_of(encoding):
         if not (_in_a_row(q) and _same(q.idx, k.idx)):
             raise ValueError(
                 f"{name} carries features from token to token. Give the tokens of a document one after the other, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,7 @@ from posx.contract import (
     Tile,
     at_least_float32,
     distance_terms,
+    hooks_of,
     parts,
     require_encoding,
     require_resolved,
@@ -83,13 +84,11 @@ def attend(
     The contents of an empty slot, its position too, change no output and no gradient, even if they are NaN. A NaN in
     any other slot, of `x` too, spoils every output that reads it. It may spoil other outputs: 0 times NaN is NaN.
 
-    The dense executor has derivatives of every kind and order. The others have gradients by reverse mode. Other
-    derivatives raise: "can't apply forward-mode autodiff (jvp) to a custom_vjp function", or reverse mode through a
-    loop.
+    The dense executor has derivatives of every kind and order. The others have gradients by reverse mode, and raise for
+    all others.
 
-    Under `jax.set_mesh(posx.machine.devices.mesh())` sequences are sharded over devices. If the devices do not divide
-    the batch, heads are sharded. If they do not divide the key heads either, the blockwise executor shards blocks of
-    queries.
+    Under `jax.set_mesh(posx.machine.devices.mesh())` devices share sequences, else heads, else blocks of queries: the
+    first of these whose number they divide.
 
     Args:
       encoding: a resolved value.
@@ -125,54 +124,28 @@ def attend(
     require_mask(mask)
     require_encoding(encoding, "attend: encoding")
     require_resolved(encoding)
-    slots = as_slots(q_slots), as_slots(q_slots if k_slots is None else k_slots)
-    call = _validated(Call(encoding, params, mask, q, k, v, *slots, x, features, cached))
-    pairs, q_features = _mapped(call)
-    o = barrier(_run(pairs, executor, call.in_order, call.offset)).swapaxes(1, 2)
-    if encoding.acts_on("output"):
-        o = barrier(token_map(encoding, "output", call.params, o, pairs.q.slots.pos, q_features))
+    q_at = as_slots(q_slots)
+    k_at = q_at if k_slots is None else as_slots(k_slots)
+    given = TileInputs(encoding, mask, SharedArrays(params), Block(Tokens(q), q_at), Block(Tokens(k, v), k_at))
+    given, x, in_order, offset = _validate(given, x, features, cached)
+    pairs, q_features = _map(given, x, in_order, cached)
+    o = barrier(_run(pairs, executor, in_order, offset)).swapaxes(1, 2)
+    if "output" in hooks_of(encoding):
+        o = barrier(token_map(encoding, "output", pairs.tables.params, o, pairs.q.slots.pos, q_features))
     return o.astype(q.dtype)
 
 
-class Call(NamedTuple):
-    """One call of `attend`, as given and once more after its checks.
+def _validate(
+    given: TileInputs, x: jax.Array | None, features: tuple[Features, Features] | None, cached: bool
+) -> tuple[TileInputs, jax.Array | None, bool, int | None]:
+    """Check a call, whose vectors are in `mapped` and `values`.
 
-    Attributes:
-      encoding, params, mask: see `attend`.
-      q: queries, or their windows, which have five axes.
-      k, v, x, features, cached: see `attend`.
-      q_at, k_at: the slots of the queries and of the keys.
-      in_order: queries and keys are the same tokens, in order of arrival.
-      offset: the first query's position less the first key's, if both are known to count up by 1, else None.
+    Returns:
+      The call and x, with sharded arrays, without contents of empty slots. Whether queries and keys are the same
+      tokens, in order of arrival. If so, the `offset` of `blockwise`, else None.
     """
-
-    encoding: Encoding
-    params: Params
-    mask: Mask
-    q: jax.Array
-    k: jax.Array
-    v: jax.Array
-    q_at: Slots
-    k_at: Slots
-    x: jax.Array | None
-    features: tuple[Features, Features] | None
-    cached: bool
-    in_order: bool = False
-    offset: int | None = None
-
-    @property
-    def queries(self) -> jax.Array:
-        """The queries themselves, [b, q, h, d]."""
-        return self.q[:, :, 0] if self.q.ndim == 5 else self.q
-
-    @property
-    def keys_are_mapped(self) -> bool:
-        return self.cached and not self.encoding.reads_raw_keys
-
-
-def _validated(call: Call) -> Call:
-    """Check a call; return it with sharded arrays, no contents of empty slots, and what is known of its positions."""
-    encoding, params, mask, q, k, v, q_at, k_at, x, features, cached, *_ = call
+    encoding, mask, tables, (tokens, q_at, *_), ((k, v, *_), k_at, *_) = given
+    q = tokens.mapped
     if not mask.causal and (refused := [part for part in parts(encoding) if part.causal_only]):
         raise ConfigError(
             f"{refused[-1]} is for causal masks: it does not support keys after the query. Give mask=posx.causal()."
@@ -181,57 +154,69 @@ def _validated(call: Call) -> Call:
     q_at, k_at, in_order = both_sides(encoding, q.shape[:2], k.shape[:2], q_at, k_at, k_clean=cached)
     check_tokens(encoding, q, k, x, features)
     check_slots(encoding, q_at, k_at, x is not None, windows)
-    q, k, v = (sharding.shard(x, axis=x.ndim - 2, over=sharding.head_axis(*k.shape[0::2])) for x in (q, k, v))
+    if axis := sharding.head_axis(*k.shape[0::2]):
+        q, k, v = (sharding.shard(x, axis=x.ndim - 2, over=axis) for x in (q, k, v))
     q_features, k_features = features or ({}, {})
     if not in_order:
         q, x, q_features = without_empty((q, x, q_features), q_at.idx)
         if not cached:
             k, v, k_features = without_empty((k, v, k_features), k_at.idx)
-    params, features = _read_params(encoding, params), (q_features, k_features)
+    params = _read_params(encoding, tables.params)
     offset = consecutive_offset(q_at.pos, k_at.pos) if in_order else None
-    call = Call(encoding, params, mask, q, k, v, q_at, k_at, x, features, cached, in_order, offset)
-    check_call(encoding, params, Use(call.queries, k, v, q_at.pos.dtype, x, *features, call.keys_are_mapped, cached))
-    return call
+    keys_mapped, queries = cached and not encoding.reads_raw_keys, q[:, :, 0] if windows else q
+    check_call(encoding, params, Use(queries, k, v, q_at.pos.dtype, x, q_features, k_features, keys_mapped, cached))
+    sides = Block(Tokens(q, features=q_features), q_at), Block(Tokens(k, v, features=k_features), k_at)
+    return TileInputs(encoding, mask, SharedArrays(params), *sides), x, in_order, offset
 
 
-def _mapped(call: Call) -> tuple[TileInputs, Features]:
+def _map(given: TileInputs, x: jax.Array | None, in_order: bool, cached: bool) -> tuple[TileInputs, Features]:
     """Return what executors read, the token maps applied, and the features of the queries."""
-    encoding, params, mask, q, k, v, q_at, k_at, x, features, cached, in_order, _ = call
-    q_features, k_features = features or ({}, {})
-    if encoding.acts_on("features") and x is not None:
+    encoding, mask, tables, (q, q_at, *_), (k, k_at, *_) = given
+    params, hooks, q_features, k_features = tables.params, hooks_of(encoding), q.features, k.features
+    if "features" in hooks and x is not None:
         slots = q_at._replace(idx=None) if in_order else q_at
         q_features = k_features = batch_features(encoding, params, x, slots)[0]
-    q_at, k_at = (jax.tree.map(lambda x: jnp.atleast_2d(jnp.asarray(x)), at) for at in (q_at, k_at))
+    q_at, k_at = jax.tree.map(jnp.atleast_2d, (q_at, k_at))
 
-    def mapped(hook: str, x: jax.Array, at: Slots, features: Features) -> jax.Array:
-        seen = x if x.ndim == 5 else seen_by(encoding, hook, x, None if in_order else at.idx, at.segment)[0]
-        return token_map(encoding, hook, params, seen, at.pos, features)
+    def mapped(hook: str, vectors: jax.Array, at: Slots, features: Features) -> jax.Array:
+        if vectors.ndim < 5:  # no windows yet
+            vectors = seen_by(encoding, hook, vectors, None if in_order else at.idx, at.segment)[0]
+        return token_map(encoding, hook, params, vectors, at.pos, features)
 
-    mapped_q = mapped("query", q, q_at, q_features)
-    mapped_k = k if call.keys_are_mapped else mapped("key", k, k_at, k_features)
-    mapped_v = v if cached else mapped("value", v, k_at, k_features)
-    of_queries = _queries(encoding, params, call.queries, mapped_q, q_at.pos, q_features)
-    queries = _read_tokens(encoding, params, of_queries, q_at)
-    of_keys = Tokens(mapped_k.swapaxes(1, 2), mapped_v, k, features=k_features)
-    keys = _read_tokens(encoding, params, of_keys, k_at, stored=cached and mapped_k is k)
-    return TileInputs(encoding, mask, SharedArrays(params), queries, keys), q_features
+    mapped_q = mapped("query", q.mapped, q_at, q_features) if "query" in hooks else q.mapped
+    own_keys = cached and not encoding.reads_raw_keys
+    mapped_k = mapped("key", k.mapped, k_at, k_features) if "key" in hooks and not own_keys else k.mapped
+    values = mapped("value", k.values, k_at, k_features) if "value" in hooks and not cached else k.values
+    reads_vectors = "score" in hooks or bool(distance_terms(encoding, params, q_at.pos.dtype).keys() - {"bias"})
+    vectors = q.mapped[:, :, 0] if q.mapped.ndim == 5 else q.mapped
+    wide, factor, unscaled = wide_dtype(vectors.dtype), None, mapped_q.swapaxes(1, 2)
+    scaled = unscaled.astype(wide) * (1 / math.sqrt(vectors.shape[-1]))
+    if "logit_scale" in hooks:
+        scale = over_batch(functools.partial(encoding.logit_scale, params), q_at.pos, q_features)
+        scaled = scaled * (factor := scale[..., None].astype(wide))
+    of_q = Tokens(scaled, None, vectors, unscaled, factor, features=q_features)
+    queries = _read_tokens(encoding, params, of_q, q_at, reads_vectors)
+    of_k = Tokens(mapped_k.swapaxes(1, 2), values, k.mapped, features=k_features)
+    keys = _read_tokens(encoding, params, of_k, k_at, reads_vectors, stored=cached and mapped_k is k.mapped)
+    return TileInputs(encoding, mask, tables, queries, keys), q_features
 
 
 def _run(pairs: TileInputs, executor: str | Executor, in_order: bool, offset: int | None) -> jax.Array:
     """Return outputs [b, h, q, d] by the executor, on each device those of its sequences if devices share them."""
-    encoding, mask, (params, *_), queries, keys = pairs
+    encoding, mask, (params, *_), q, k = pairs
     if executor == "auto":
-        segments = queries.slots.segment is not None
+        segments = q.slots.segment is not None
         tile = shapes_of(pairs) if platform() == "cuda" else None  # tracing it takes a while, and no other asks
         executor = choose_executor(encoding, params, mask, pairs.sizes, in_order, segments, tile, offset)
-    call = EXECUTORS[executor] if isinstance(executor, str) else executor
+    function = EXECUTORS[executor] if isinstance(executor, str) else executor
 
-    def run(params: Params, queries: Block, keys: Block) -> jax.Array:
-        return call(TileInputs(encoding, mask, SharedArrays(params), queries, keys), in_order=in_order, offset=offset)
+    def run_shard(params: Params, q: Block, k: Block) -> jax.Array:
+        return function(TileInputs(encoding, mask, SharedArrays(params), q, k), in_order=in_order, offset=offset)
 
-    shared = sharding.shards_sequences(queries.tokens.mapped.shape[0])
     try:
-        return (functools.partial(sharding.over_sequences, run) if shared else run)(params, queries, keys)
+        if sharding.shards_sequences(q.tokens.mapped.shape[0]):
+            return sharding.over_sequences(run_shard, params, q, k)
+        return function(pairs, in_order=in_order, offset=offset)
     except (TypeError, NotImplementedError) as error:
         if not any(word in str(error) for word in ("custom_vjp", "custom_lin")):
             raise
@@ -241,42 +226,34 @@ def _run(pairs: TileInputs, executor: str | Executor, in_order: bool, offset: in
 def _read_params(encoding: Encoding, params: Params) -> Params:
     """Return the parameters behind a barrier, except for the large tables of decoding, which it would copy."""
     params = jax.tree.map(jnp.asarray, params)
-    tabulated = isinstance(encoding, Tabulated)
-    tables = {name: x for name, x in params.items() if tabulated and name.startswith("by_distance.")}
+    if not isinstance(encoding, Tabulated):
+        return barrier(params)
+    tables = {name: x for name, x in params.items() if name.startswith("by_distance.")}
     return barrier({name: x for name, x in params.items() if name not in tables}) | tables
 
 
-def _queries(
-    encoding: Encoding, params: Params, q: jax.Array, mapped: jax.Array, pos: jax.Array, features: Features
-) -> Tokens:
-    """Return the query side with its logit scale. `mapped` is [b, h, q, d'], but `vectors` are still [b, q, h, d]."""
-    dtype, factor, mapped = wide_dtype(q.dtype), None, mapped.swapaxes(1, 2)
-    scaled = mapped.astype(dtype) * (1 / math.sqrt(q.shape[-1]))
-    if encoding.acts_on("logit_scale"):
-        factor = over_batch(functools.partial(encoding.logit_scale, params), pos, features)[..., None].astype(dtype)
-        scaled = scaled * factor
-    return Tokens(scaled, None, q, mapped, factor, features=features)
-
-
-def _read_tokens(encoding: Encoding, params: Params, tokens: Tokens, slots: Slots, stored: bool = False) -> Block:
+def _read_tokens(
+    encoding: Encoding, params: Params, tokens: Tokens, slots: Slots, reads_vectors: bool, stored: bool = False
+) -> Block:
     """Return one side as [b, heads, tokens, ...], with its token bias and without the arrays that no hook reads.
 
-    stored: the arrays are a cache's. A barrier would copy them, and none is constant in the eyes of the compiler.
+    Values and vectors are still [b, tokens, heads, d]. If they are `stored`, a cache's, a barrier would copy them, and
+    none is constant in the eyes of the compiler.
     """
-    by_content, token_bias, dtype = encoding.acts_on("score"), None, operand_dtype(tokens.vectors.dtype)
-    reads_vectors = by_content or distance_terms(encoding, params, slots.pos.dtype).keys() - {"bias"}
-    if encoding.acts_on("token_bias"):
-        found = over_batch(functools.partial(encoding.token_bias, params), slots.pos, tokens.features)
-        token_bias = at_least_float32(found.swapaxes(1, 2))
-    values, vectors = jax.tree.map(lambda x: x.swapaxes(1, 2), (tokens.values, tokens.vectors))
+    hooks, token_bias, dtype = hooks_of(encoding), None, operand_dtype(tokens.vectors.dtype)
+    if "token_bias" in hooks:
+        summands = over_batch(functools.partial(encoding.token_bias, params), slots.pos, tokens.features)
+        token_bias = at_least_float32(summands.swapaxes(1, 2))
+    values = None if tokens.values is None else tokens.values.swapaxes(1, 2)
+    vectors = tokens.vectors.swapaxes(1, 2) if reads_vectors else None
     read = Tokens(
         mapped=tokens.mapped.astype(dtype),
         values=None if values is None else values.astype(dtype),
-        vectors=vectors if reads_vectors else None,
-        unscaled=tokens.unscaled if by_content else None,
+        vectors=vectors,
+        unscaled=tokens.unscaled if "score" in hooks else None,
         factor=tokens.factor if reads_vectors else None,
         token_bias=token_bias,
-        features=tokens.features if by_content else None,
+        features=tokens.features if "score" in hooks else None,
     )
     return Block(read if stored else barrier(read), slots)
 
@@ -289,7 +266,7 @@ def token_map(
     If the hook looks back, vectors are what `history.seen_by` makes of them.
     """
     require_encoding(encoding, "token_map: encoding")
-    if not encoding.acts_on(hook):
+    if hook not in hooks_of(encoding):
         return vectors
     return over_batch(functools.partial(getattr(encoding, hook), params), vectors, jnp.atleast_2d(pos), features)
 

@@ -9,15 +9,16 @@ Gradients are summed over tiles in at least float32. On CPUs those of mapped key
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from posx.attention.accelerators import rounded
-from posx.attention.blocks import Plan, first_row, scan_blocks, skipper, tile_at, walk
 from posx.attention.cpu import materialize, of_key_heads, sums_over_queries, transposed
 from posx.attention.decay import mapped_products
+from posx.attention.plan import Plan, block_at, first_row, over_visible_tiles, past_tiles, skipper, tile_at
 from posx.attention.tiles import (
     Block,
     SharedArrays,
@@ -31,7 +32,7 @@ from posx.attention.tiles import (
     visible_pairs,
     weighted,
 )
-from posx.contract import at_least_float32, wide_dtype
+from posx.contract import at_least_float32, hooks_of, wide_dtype
 from posx.machine.platforms import on_cpu
 
 
@@ -51,9 +52,9 @@ def backward(plan: Plan, saved: Any, o_grad: jax.Array):
     o_grad = o_grad / total[..., None]
     delta, floor = (o * o_grad).sum(axis=-1), shift + jnp.log(total)
 
-    def query_block(sums: tuple[SharedArrays, Tokens], q: Block, *rows: jax.Array):
-        *back, floor = rows
-        of_q = of_key_heads(q.tokens.mapped, groups) if not plan.encoding.acts_on("decay") else None
+    def query_block(sums: tuple[SharedArrays, Tokens], block: tuple[Any, ...]):
+        q, *back, floor = block
+        of_q = of_key_heads(q.tokens.mapped, groups) if "decay" not in hooks_of(plan.encoding) else None
         rows_of_heads = materialize((of_q, of_key_heads(back[0], groups)))
 
         def visit(j: Any, carry: Any, masked: bool, far: bool = False) -> Any:
@@ -66,12 +67,23 @@ def backward(plan: Plan, saved: Any, o_grad: jax.Array):
             of_k = jax.tree.map(lambda x, g: _add_slice(x, g[None], j, axis=0), of_k, k_grads)
             return SharedArrays(_add(params, table_grads.params), strips, sink), of_k, _add(of_q, q_grads)
 
-        nothing = *sums, _zeros(q.tokens)
-        *sums, of_q = walk(plan, q, k.slots, visit, nothing, lambda _: first_tile(q, floor))
-        return tuple(sums), of_q
+        carry = *sums, _zeros(q.tokens)
+        if plan.diagonal:
+            last = q.number * plan.query_block // plan.key_block
+            carry = visit(last, carry, masked=True)
+            for first, end, far in past_tiles(plan, q.number, last, first_tile and first_tile(q, floor)):
+                carry = jax.lax.fori_loop(first, end, functools.partial(visit, masked=False, far=far), carry)
+        else:
+            carry = over_visible_tiles(plan, q, k.slots, visit, carry)
+        return carry[:2], carry[2]
 
-    start = _zeros((tables, _transposed(k.tokens)))
-    (of_tables, of_k), of_q = scan_blocks(plan, query_block, start, q, o_grad, shift, delta, floor)
+    start, blocks = _zeros((tables, _transposed(k.tokens))), (q, o_grad, shift, delta, floor)
+    if plan.query_blocks > 1:
+        (of_tables, of_k), of_q = jax.lax.scan(query_block, start, blocks)
+    else:
+        first_block, *rows = block_at(blocks, 0)
+        (of_tables, of_k), of_q = query_block(start, (first_block._replace(number=0), *rows))
+        of_q = jax.tree.map(lambda x: x[None], of_q)
     if tables.sink is not None:  # a key without a value: dL/dw = 0, and dL/ds = -w * delta, summed over rows
         of_rows = jnp.exp(tables.sink[None, None, :, None] - shift) * delta
         of_tables = of_tables._replace(sink=-of_rows.sum(axis=(0, 1, 3)))
@@ -88,7 +100,7 @@ def _tile_gradients(plan: Plan, pairs: TileInputs, back: Any, rows_of_heads: Any
     mapped queries, and the gradient of outputs, as `of_key_heads` returns them.
     """
     q, k, (o_grad, shift, delta), (of_queries, of_outputs) = pairs.q.tokens, pairs.k.tokens, back, rows_of_heads
-    visible, decays = visible_pairs(plan.mask, pairs.q.slots, pairs.k.slots), plan.encoding.acts_on("decay")
+    visible, decays = visible_pairs(plan.mask, pairs.q.slots, pairs.k.slots), "decay" in hooks_of(plan.encoding)
     strips = pairs.tables.strips if plan.learned else jax.lax.stop_gradient(pairs.tables.strips)
     tables = pairs.tables._replace(strips=strips)
 

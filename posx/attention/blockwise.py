@@ -34,22 +34,22 @@ from posx.attention import sharding
 from posx.attention.accelerators import after, rounded
 from posx.attention.arguments import Slots
 from posx.attention.backward import backward
-from posx.attention.blocks import (
+from posx.attention.cpu import row_maxima, row_sums
+from posx.attention.decay import mapped_products
+from posx.attention.plan import (
     Plan,
     Tiling,
+    block_at,
     joined,
     make_plan,
-    scan_blocks,
+    over_visible_tiles,
+    past_tiles,
     skipper,
     split_into_blocks,
     tabulate,
     tile_at,
-    tokens_of,
-    walk,
     whole_rows,
 )  # fmt: skip
-from posx.attention.cpu import row_maxima, row_sums
-from posx.attention.decay import mapped_products
 from posx.attention.tiles import (
     INVISIBLE,
     Block,
@@ -61,12 +61,11 @@ from posx.attention.tiles import (
     hidden,
     over_batch,
     scores_in_turn,
-    summed_wide,
     value_terms,
     visible_pairs,
     weighted,
 )
-from posx.contract import ByDistance, distance_terms, wide_dtype
+from posx.contract import ByDistance, distance_terms, hooks_of, wide_dtype
 from posx.machine.platforms import on_cpu
 
 #: If tiles are whole rows, the queries form at most this many parts, each with the keys up to its own end. 2 parts
@@ -87,50 +86,54 @@ def blockwise(
         order, else None.
       tiling: the tiles.
     """
-    call = functools.partial(_in_tiles, in_order=in_order, tiling=tiling)
-    num_tokens, (most, fewest) = pairs.sizes[0], STEPS if on_cpu() else ACCELERATOR_STEPS
-    steps = min(most, num_tokens // fewest)
-    in_rows = whole_rows(pairs, in_order, tiling, _devices(pairs))
-    pairs = pairs._replace(k=pairs.k._replace(tokens=summed_wide(pairs.k.tokens)))
-    if not (in_rows and in_order and pairs.mask.causal and steps > 1):
-        return call(pairs, offset=offset)
-    found: list[jax.Array] = []
-    ends = [num_tokens * n // steps for n in range(steps + 1)]
+    encoding, k, sizes = pairs.encoding, pairs.k.tokens, pairs.sizes
+    (b, h), wide = pairs.q.tokens.mapped.shape[:2], wide_dtype(k.mapped.dtype)
+    devices = sharding.block_devices(b, k.mapped.shape[1]) if min(sizes) > 1 else 1
+    terms = set(distance_terms(encoding, pairs.tables.params, pairs.pos[0].dtype))
+    # The type in which their gradients are summed.
+    k = k._replace(mapped=k.mapped.astype(wide), values=k.values.astype(wide))
+    pairs = pairs._replace(k=pairs.k._replace(tokens=k))
+    (most, fewest), steps = STEPS if on_cpu() else ACCELERATOR_STEPS, 1
+    if (in_rows := whole_rows(pairs, in_order, tiling, devices)) and in_order and pairs.mask.causal:
+        steps = max(min(most, sizes[0] // fewest), 1)
+    ends, outputs = [sizes[0] * n // steps for n in range(steps + 1)], list[jax.Array]()
     for first, last in itertools.pairwise(ends):
-        part = tokens_of(pairs, first, last)
-        found, tokens = after(found, part.q.tokens)
-        part = part._replace(q=part.q._replace(tokens=tokens))
-        found = [*found, call(part, offset=None if offset is None else offset + first)]
-    return jnp.concatenate(found, axis=2)
+        part, start = pairs, None if offset is None else offset + first
+        if steps > 1:
+            part = _select_queries(pairs, first, last)
+            outputs, tokens = after(outputs, part.q.tokens)
+            part = part._replace(q=part.q._replace(tokens=tokens))
+        plan = make_plan(part, terms, in_order, start, tiling, in_rows, devices)
+        tables = tabulate(plan, part, terms)
+        sides = split_into_blocks(part.q, plan.query_block), split_into_blocks(part.k, plan.key_block)
+        attend = functools.partial(_attend, plan)
+        if plan.skip:
+            attend = functools.partial(_by_key_head, plan)
+        elif b > 1 and "score" in hooks_of(encoding) and scores_in_turn(b * h * plan.query_block * plan.key_block):
+            attend = functools.partial(_by_sequence, plan)
+        if devices > 1 and plan.query_blocks % (2 * devices) == 0:
+            o = sharding.over_blocks(attend, tables, *sides)
+        else:
+            o = attend(tables, *sides)
+        outputs = [*outputs, joined(o)[:, :, : last - first]]
+    return outputs[0] if steps == 1 else jnp.concatenate(outputs, axis=2)
 
 
-def _devices(pairs: TileInputs) -> int:
-    """Return the number of devices over which query blocks are sharded."""
-    b, groups = pairs.q.tokens.mapped.shape[0], pairs.k.tokens.mapped.shape[1]
-    return sharding.block_devices(b, groups) if min(pairs.sizes) > 1 else 1
+def _select_queries(pairs: TileInputs, first: int, last: int) -> TileInputs:
+    """Return the pairs of queries `first` to `last` - 1 with the keys before `last`."""
 
+    def part(side: Block, first: int) -> Block:
+        def along(axis: int, tree: Any) -> Any:
+            return jax.tree.map(lambda x: jax.lax.slice_in_dim(x, first, last, axis=axis), tree)
 
-def _in_tiles(pairs: TileInputs, *, in_order: bool, offset: int | None, tiling: Tiling) -> jax.Array:
-    """Return `blockwise` of queries that end with the keys."""
-    devices = _devices(pairs)
-    terms = set(distance_terms(pairs.encoding, pairs.tables.params, pairs.pos[0].dtype))
-    plan = make_plan(pairs, terms, in_order, offset, tiling, devices)
-    tables = tabulate(plan, pairs, terms)
-    q, k = split_into_blocks(pairs.q, plan.query_block), split_into_blocks(pairs.k, plan.key_block)
-    attend = functools.partial(_by_key_head if plan.skip else _by_sequence, plan)
-    if devices > 1 and plan.query_blocks % (2 * devices) == 0:
-        o = sharding.over_blocks(lambda whole, q: attend(whole[0], q, whole[1]), (tables, k), q)
-    else:
-        o = attend(tables, q, k)
-    return joined(o)[:, :, : pairs.sizes[0]]
+        features, slots = along(1, (side.tokens.features, side.slots))
+        return Block(along(2, side.tokens._replace(features=None))._replace(features=features), slots)
+
+    return pairs._replace(q=part(pairs.q, first), k=part(pairs.k, 0))
 
 
 def _by_sequence(plan: Plan, tables: SharedArrays, q: Block, k: Block) -> jax.Array:
-    """Run `_attend`, for one sequence after the other if `score` makes arrays that a core's cache cannot hold."""
-    b, h = q.tokens.mapped.shape[1:3]
-    pairs_of_tile = plan.query_block * plan.key_block
-    if b == 1 or not plan.encoding.acts_on("score") or not scores_in_turn(b * h * pairs_of_tile):
-        return _attend(plan, tables, q, k)
+    """Run `_attend` for one sequence after the other: `score` makes arrays that a core's cache cannot hold."""
 
     def one(*sides: tuple[Tokens, Slots]) -> jax.Array:
         (q_tokens, q_slots), (k_tokens, k_slots) = jax.tree.map(lambda x: x[:, None], sides)
@@ -180,11 +183,14 @@ def _shift(top: jax.Array) -> jax.Array:
     return jnp.where(top > INVISIBLE, top, 0)
 
 
-def _forward(plan: Plan, tables: SharedArrays, q: Block, k: Block):
-    """Return outputs [n, b, h, block, d], and of each row the sum of its weights and the shift, [n, b, h, block].
+def _forward(plan: Plan, tables: SharedArrays, q: Block, k: Block, saves: bool = False):
+    """Return outputs [n, b, h, block, d]; if it `saves`, also what `backward` reads.
 
-    The sum includes the row's sink. It is 1 if there is none and the row sees nothing.
+    These are the inputs, and of each row [n, b, h, block] the sum of its weights and the shift. The sum includes the
+    row's sink. It is 1 if there is none and the row sees nothing.
     """
+    given, dtype = k.tokens, q.tokens.mapped.dtype
+    k = k._replace(tokens=given._replace(mapped=given.mapped.astype(dtype), values=given.values.astype(dtype)))
     first_tile = skipper(plan, tables.strips, k.tokens)
 
     def query_block(_: None, q: Block):
@@ -198,39 +204,37 @@ def _forward(plan: Plan, tables: SharedArrays, q: Block, k: Block):
             shift = _shift(new_top)
             p = jnp.exp(s - shift[..., None])
             shrink = jnp.exp(top - shift)
-            w = rounded(p, tile.k.tokens.values.dtype)
+            w = rounded(p, dtype)
             o = o * shrink[..., None] + weighted(w, tile.k.tokens.values)
             extra = value_terms(tile, w)
             return o if extra is None else o + extra, new_top, total * shrink + row_sums(p)
 
-        rows, dtype = q.tokens.mapped.shape[:3], wide_dtype(q.tokens.mapped.dtype)
-        o = jnp.zeros((*rows, k.tokens.values.shape[-1]), dtype)
-        nothing = o, jnp.full(rows, INVISIBLE, dtype), jnp.zeros(rows, dtype)
+        rows, wide = q.tokens.mapped.shape[:3], wide_dtype(dtype)
+        o = jnp.zeros((*rows, k.tokens.values.shape[-1]), wide)
+        carry = o, jnp.full(rows, INVISIBLE, wide), jnp.zeros(rows, wide)
         if tables.sink is not None:
-            nothing = o, jnp.broadcast_to(tables.sink[None, :, None], rows), jnp.ones(rows, dtype)
-        o, top, total = walk(plan, q, k.slots, visit, nothing, lambda carry: first_tile(q, carry[1]))
+            carry = o, jnp.broadcast_to(tables.sink[None, :, None], rows), jnp.ones(rows, wide)
+        if plan.diagonal:
+            last = q.number * plan.query_block // plan.key_block
+            carry = visit(last, carry, masked=True)
+            for first, end, far in past_tiles(plan, q.number, last, first_tile and first_tile(q, carry[1])):
+                carry = jax.lax.fori_loop(first, end, functools.partial(visit, masked=False, far=far), carry)
+        else:
+            carry = over_visible_tiles(plan, q, k.slots, visit, carry)
+        o, top, total = carry
         total = jnp.where(total > 0, total, 1)
         return None, (o / total[..., None], total, _shift(top))
 
-    return scan_blocks(plan, query_block, None, q)[1]
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan: Plan, tables: SharedArrays, q: Block, k: Block):
-    return _forward(plan, tables, q, _operands(q, k))[0]
-
-
-def _operands(q: Block, k: Block) -> Block:
-    """Return keys and values in the type of mapped queries."""
-    mapped, values = (x.astype(q.tokens.mapped.dtype) for x in (k.tokens.mapped, k.tokens.values))
-    return k._replace(tokens=k.tokens._replace(mapped=mapped, values=values))
-
-
-def _attend_forward(plan: Plan, tables: SharedArrays, q: Block, k: Block):
-    operands = _operands(q, k)
-    o, total, shift = _forward(plan, tables, q, operands)
+    if plan.query_blocks > 1:
+        o, total, shift = jax.lax.scan(query_block, None, q)[1]
+    else:
+        o, total, shift = jax.tree.map(lambda x: x[None], query_block(None, block_at(q, 0)._replace(number=0))[1])
     # Arrays without a block keep the types of the keys that were given.
-    return o, (tables, q, operands, o, total, shift, jax.tree.map(lambda x: x[:0], k.tokens))
+    return (o, (tables, q, k, o, total, shift, jax.tree.map(lambda x: x[:0], given))) if saves else o
 
 
-_attend.defvjp(_attend_forward, backward)
+_attend = jax.custom_vjp(_forward, nondiff_argnums=(0, 4))
+_attend.defvjp(
+    lambda plan, tables, q, k, _: _forward(plan, tables, q, k, saves=True),
+    lambda plan, _, saved, o_grad: backward(plan, saved, o_grad),
+)

@@ -16,7 +16,7 @@ from posx.attention.arguments import Slots, without_empty
 from posx.attention.attend import batch_features, token_map
 from posx.attention.history import seen_by
 from posx.attention.tiles import over_batch
-from posx.contract import Dims, Encoding, Features, Params, abstract_params, wide_dtype
+from posx.contract import Dims, Encoding, Features, Params, abstract_params, hooks_of, wide_dtype
 from posx.errors import ConfigError
 
 
@@ -146,7 +146,7 @@ def remember(
     (pos, idx, _), carry = slots, layer.carry
     start = cache.filled - pos.shape[1]
     features: Features = {}
-    if encoding.acts_on("features"):
+    if "features" in hooks_of(encoding):
         features, carry = batch_features(encoding, params, without_empty(x, idx), slots, carry)
     seen: dict[str, jax.Array] = {}
     recent: dict[str, jax.Array] = {}

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from posx.attention.tiles import Block, SharedArrays, TileInputs, products, repeat_heads
-from posx.contract import Encoding, Params, as_float, at_least_float32, wide_dtype
+from posx.contract import Encoding, Params, as_float, at_least_float32, hooks_of, wide_dtype
 
 #: The largest exponents, in nats, that are safe for both sides of a product together: in float32 and bfloat16, and in
 #: float16.
@@ -23,7 +23,7 @@ SAFE, SAFE_HALF = 40.0, 8.0
 def mapped_products(pairs: TileInputs) -> jax.Array:
     """Return the first term of the formula, sum_c q~_ic k~_jc exp(-decay_c (i - j)), [b, h, q, k]."""
     q, k = pairs.q.tokens.mapped, pairs.k.tokens.mapped
-    if not pairs.encoding.acts_on("decay"):
+    if "decay" not in hooks_of(pairs.encoding):
         return products(q, k)
     return _decayed(_rate(pairs.encoding, pairs.tables.params), *pairs.pos, q, k)
 
@@ -96,7 +96,7 @@ def in_one_block(
     They are relative to the middle. If they would overflow, return otherwise(pairs).
     """
     encoding, mask = pairs[:2]
-    if not encoding.acts_on("decay"):
+    if "decay" not in hooks_of(encoding):
         return run(pairs)
 
     def decayed(tables: SharedArrays, q: Block, k: Block) -> jax.Array:

@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention.blocks import joined, split_into_blocks
 from posx.attention.blockwise import blockwise
 from posx.attention.decay import in_one_block
 from posx.attention.masks import Mask
+from posx.attention.plan import joined, split_into_blocks
 from posx.attention.tiles import Block, TileInputs, bias_strip, content_free_bias, repeat_heads, visible_pairs
-from posx.contract import ByDistance, Encoding, Params, acting, at_least_float32, distance_terms, of_kinds
+from posx.contract import ByDistance, Encoding, Params, acting, at_least_float32, distance_terms, hooks_of, of_kinds
 from posx.machine.platforms import compute_capability, platform
 
 #: The most query-key pairs of one slab: 1 GB for 8 heads in float32. Biases stay in float32 beside 16-bit operands too.
@@ -98,7 +98,7 @@ def _fused(pairs: TileInputs, *, native: bool, offset: int | None, slab_pairs: i
 
     size = -(-num_queries // blocks)  # of a block
     strip = None
-    if offset is not None and encoding.acts_on("by_distance"):  # all distances, the largest first
+    if offset is not None and "by_distance" in hooks_of(encoding):  # all distances, the largest first
         distances = np.arange(offset + blocks * size - 1, offset - pairs.sizes[1] - 1, -1, dtype=np.int32)
         strip = ByDistance(bias=bias_strip(encoding, tables.params, distances))
 

@@ -29,7 +29,7 @@ from posx.attention.masks import Mask
 from posx.attention.near import near_keys, near_refusal, with_near
 from posx.attention.pointwise import pointwise, score_of, shapes_of
 from posx.attention.tiles import Block, TileInputs, Tokens, bias_strip, sinks
-from posx.contract import Encoding, Params, Tile, at_least_float32, distance_terms, of_kinds
+from posx.contract import Encoding, Params, Tile, at_least_float32, distance_terms, hooks_of, of_kinds
 from posx.machine.platforms import compute_capability, platform
 
 if TYPE_CHECKING:
@@ -63,15 +63,15 @@ def kernel_refusal(
     """
     if refused := of_kinds(encoding, *(("pair", "tile") if tile is None else ("pair",))):
         return f"{type(encoding).__name__} acts on {', '.join(refused)}, which the kernel does not support"
-    if tile and encoding.acts_on("score") and isinstance(why := pointwise(encoding, params, tile), str):
+    if tile and "score" in hooks_of(encoding) and isinstance(why := pointwise(encoding, params, tile), str):
         return f"the score of {type(encoding).__name__} {why}, which the kernel does not support"
-    if encoding.acts_on("score") and near_keys(encoding, params, offset or 0):
+    if "score" in hooks_of(encoding) and near_keys(encoding, params, offset or 0):
         return (
             f"{type(encoding).__name__} has a score and vectors by distance, which the kernel does not support together"
         )
     if not in_order:
         return "the kernel needs whole sequences in order, without idx"
-    if offset is None and encoding.acts_on("by_distance"):
+    if offset is None and "by_distance" in hooks_of(encoding):
         return f"{type(encoding).__name__} acts on by_distance: the kernel needs known positions that count up by one"
     return near_refusal(encoding, params, mask, offset or 0)
 
@@ -111,14 +111,14 @@ def kernel(pairs: TileInputs, *, in_order: bool = False, offset: int | None = No
         )
     block = min(block, max(SMALLEST, _power_of_two(num_tokens)))
     otherwise = functools.partial(blockwise, in_order=in_order, offset=offset)
-    if encoding.acts_on("score") and num_tokens == 1:  # `pointwise` tells axes apart by their sizes
+    if "score" in hooks_of(encoding) and num_tokens == 1:  # `pointwise` tells axes apart by their sizes
         return otherwise(pairs)
     score, numbers = score_of(pairs, tile)
     biased, learned = "bias" in distance_terms(encoding, params), bool(jax.tree.leaves(params))
     near = near_keys(encoding, params, offset or 0)
     grid = Grid(
         encoding, mask, block, -(-num_tokens // block), heads, q.slots.segment is not None, biased and learned, near,
-        wide=near > 0 or encoding.acts_on("sink"), warps=4 if widest.shape[-1] <= 64 else 8, score=score,
+        wide=near > 0 or "sink" in hooks_of(encoding), warps=4 if widest.shape[-1] <= 64 else 8, score=score,
     )  # fmt: skip
 
     def run(pairs: TileInputs) -> jax.Array:

@@ -36,7 +36,9 @@ def check_positions(name: str, pos: Any, idx: Any, segment: Any) -> None:
             f"{name} is {least:g} in a slot, but without idx every slot is a token that others read. {mark} If the "
             "position is meant, give idx, the arrival orders."
         )
-    rows, inside = _documents(np.atleast_2d(pos), segment)
+    rows, inside = np.atleast_2d(pos), True
+    if segment is not None:
+        rows, inside = _documents(rows, segment)
     steps = rows[:, 1:] - rows[:, :-1]
     if not steps.size or (steps.min() >= 0 and steps.max() <= rows.shape[1]):
         return  # they grow, as nearly always
@@ -76,10 +78,8 @@ def check_orders(name: str, idx: Any, segment: Any) -> None:
             )
 
 
-def _documents(pos: np.ndarray, segment: np.ndarray | None) -> tuple[np.ndarray, Any]:
+def _documents(pos: np.ndarray, segment: np.ndarray) -> tuple[np.ndarray, Any]:
     """Return positions [b, t] with the tokens of a document side by side, and which steps [b, t - 1] are inside one."""
-    if segment is None:
-        return pos, True
     pos, segment = np.broadcast_arrays(pos, segment)
     if (segment[:, 1:] < segment[:, :-1]).any():
         order = np.argsort(segment, axis=-1, kind="stable")

@@ -20,8 +20,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from posx.attention.blocks import Plan, joined, split_into_blocks, tabulate
 from posx.attention.masks import Mask
+from posx.attention.plan import Plan, joined, split_into_blocks, tabulate
 from posx.attention.tiles import (
     Block,
     SharedArrays,
@@ -75,7 +75,7 @@ def with_near(pairs: TileInputs, offset: int, near: int, o: jax.Array, lse: jax.
     """
     size = max(SMALLEST, 1 << (near - 1).bit_length())
     plan = Plan(
-        pairs.encoding, pairs.mask, in_order=True, query_blocks=1, query_block=size, key_block=2 * size,
+        pairs.encoding, pairs.mask, in_order=True, query_blocks=1, key_blocks=1, query_block=size, key_block=2 * size,
         offset=size + offset, reach=None, skip=False, learned=False,
     )  # fmt: skip
     tables = tabulate(plan, pairs, {"bias", *_terms(pairs.encoding, pairs.tables.params)})

@@ -27,7 +27,7 @@ from jax.extend.core import Literal
 
 from posx.attention.programs import CUSTOM, ELEMENTWISE, SHAPES, Program, Step, program_of, rules_of, run_on_pairs
 from posx.attention.tiles import TileInputs, over_batch, tile_of, tokens_first
-from posx.contract import Encoding, Params, Tile, wide_dtype
+from posx.contract import Encoding, Params, Tile, hooks_of, wide_dtype
 
 Struct = jax.ShapeDtypeStruct
 #: Bits of the dependence of a value: on queries, on keys, on arrays that get gradients, on the mask.
@@ -135,7 +135,7 @@ def shapes_of(pairs: TileInputs) -> Tile:
     """Return the shapes of what `score` is given of one sequence in a whole call, mapped_q alone if it does not act."""
 
     def one() -> Tile:
-        if not pairs.encoding.acts_on("score"):
+        if "score" not in hooks_of(pairs.encoding):
             return Tile._make([None] * len(Tile._fields))._replace(mapped_q=pairs.q.tokens.mapped[0].swapaxes(0, 1))
         return tokens_first(jax.tree.map(lambda x: x[0], tile_of(pairs)))
 
@@ -148,7 +148,7 @@ def score_of(pairs: TileInputs, tile: Tile) -> tuple[Any, Any]:
     Both are empty if `score` does not act. tile: what `shapes_of` returns.
     """
     encoding, _, (params, *_), *_ = pairs
-    if not encoding.acts_on("score"):
+    if "score" not in hooks_of(encoding):
         return None, [(None, None)] * 2
     score: Any = pointwise(encoding, params, tile)
     return score, over_batch(lambda one: score.numbers(encoding, params, tokens_first(one)), tile_of(pairs))

@@ -16,7 +16,6 @@ from jax.sharding import PartitionSpec
 
 from posx.machine.cores import usable_cores
 from posx.machine.devices import DATA, MODEL
-from posx.machine.platforms import on_cpu
 
 
 def _size(axis: str) -> int:
@@ -26,8 +25,8 @@ def _size(axis: str) -> int:
 
 
 def is_one_core() -> bool:
-    """Return whether one CPU core computes the traced function: a device's shard, or all of it on one core."""
-    return on_cpu() and (DATA in jax.sharding.get_abstract_mesh().axis_names or len(usable_cores()) == 1)
+    """Return whether one core computes a function traced for CPUs: a device's shard, or all of it on one core."""
+    return DATA in jax.sharding.get_abstract_mesh().axis_names or len(usable_cores()) == 1
 
 
 def shards_sequences(num_sequences: int) -> bool:
@@ -48,8 +47,9 @@ def head_axis(num_sequences: int, num_key_heads: int) -> str | None:
 
 def block_devices(num_sequences: int, num_key_heads: int) -> int:
     """Return the number of devices over which blocks of queries are sharded."""
-    taken = shards_sequences(num_sequences) or head_axis(num_sequences, num_key_heads) == DATA
-    return 1 if taken else _size(DATA)
+    if (devices := _size(DATA)) == 1 or num_sequences % devices == 0:
+        return 1
+    return 1 if head_axis(num_sequences, num_key_heads) == DATA else devices
 
 
 def over_sequences(function: Callable[..., jax.Array], whole: Any, *rows: Any, axis: str = DATA) -> jax.Array:
@@ -67,18 +67,19 @@ def over_sequences(function: Callable[..., jax.Array], whole: Any, *rows: Any, a
     return _over(axis, function, (PartitionSpec(), *specs))(whole, *rows)
 
 
-def over_blocks(function: Callable[..., jax.Array], whole: Any, blocks: Any) -> jax.Array:
-    """Call function(whole, blocks) on each device's blocks, a tree of arrays [n, ...]; its result is [n, ...].
+def over_blocks(function: Callable[..., jax.Array], tables: Any, blocks: Any, whole: Any) -> jax.Array:
+    """Call function(tables, blocks, whole) on each device's blocks, a tree of arrays [n, ...]; its result is [n, ...].
 
     The number of blocks must be a multiple of twice the number of devices. The blocks form two runs for each device.
     Device i works on the i-th run and the i-th run from the end, because late queries see more keys than early ones.
     """
     devices = _size(DATA)
 
-    def each(whole: Any, blocks: Any) -> jax.Array:
-        return _exchanged(function(whole, jax.tree.map(lambda x: _exchanged(x, devices), blocks)), devices, back=True)
+    def each(shared: Any, blocks: Any) -> jax.Array:
+        blocks = jax.tree.map(lambda x: _exchanged(x, devices), blocks)
+        return _exchanged(function(shared[0], blocks, shared[1]), devices, back=True)
 
-    return _over(DATA, each, (PartitionSpec(), PartitionSpec(DATA)))(whole, blocks)
+    return _over(DATA, each, (PartitionSpec(), PartitionSpec(DATA)))((tables, whole), blocks)
 
 
 def _over(axis: str, function: Callable, in_specs: Any) -> Callable:

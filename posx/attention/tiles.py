@@ -27,9 +27,9 @@ from posx.contract import (
     Params,
     Tabulated,
     Tile,
-    at_least_float32,
     bias_by_distance,
     distance_terms,
+    hooks_of,
     wide_dtype,
 )
 from posx.machine.guard import barrier
@@ -54,11 +54,6 @@ class Tokens(NamedTuple):
     features: Any = None  # {name: [b, t, ...]}, for `score`
 
 
-def summed_wide(k: Tokens) -> Tokens:
-    """Return keys with mapped keys and values as they enter a custom gradient: at least float32, so that sums are."""
-    return k._replace(mapped=at_least_float32(k.mapped), values=at_least_float32(k.values))
-
-
 class Block(NamedTuple):
     """Tokens of one side and their slots, arrays with a first axis of b, or of 1 if all sequences share them."""
 
@@ -73,7 +68,7 @@ class SharedArrays(NamedTuple):
 
     Attributes:
       params: {} if no hook reads them in a tile.
-      strips: the terms by distance at the consecutive distances of the pairs, as `blocks.tabulate` makes them. None
+      strips: the terms by distance at the consecutive distances of the pairs, as `plan.tabulate` makes them. None
         evaluates the hook at the positions.
       sink: what `sinks` returns for all tiles of a row together; None in a tile.
     """
@@ -108,15 +103,14 @@ def over_batch(function: Callable[..., Any], *arrays: Any, in_turn: bool = False
     in_turn: in a loop.
     """
     leaves, tree = jax.tree.flatten(arrays)
-    size = max(x.shape[0] for x in leaves)
+    if (size := max(map(len, leaves))) == 1:  # a condition then stays one, which `vmap` evaluates both ways
+        return jax.tree.map(lambda x: x[None], function(*jax.tree.map(operator.itemgetter(0), arrays)))
     own = [x for x in leaves if x.shape[0] == size]
 
     def one(own: list[jax.Array]) -> Any:
         each = iter(own)
         return function(*jax.tree.unflatten(tree, [next(each) if x.shape[0] == size else x[0] for x in leaves]))
 
-    if size == 1:  # a condition then stays one, which `vmap` evaluates both ways
-        return jax.tree.map(lambda x: x[None], one([x[0] for x in own]))
     return jax.lax.map(one, own) if in_turn else jax.vmap(one)(own)
 
 
@@ -175,7 +169,7 @@ def _added(pairs: TileInputs) -> Iterator[jax.Array]:
     """Yield the biases, then the terms by distance inside the scale: each is [b or 1, h or 1, q, k]."""
     params, table, _ = pairs.tables
     yield from _position_biases(pairs.encoding, params, *pairs.pos, table)
-    if pairs.encoding.acts_on("token_bias"):
+    if "token_bias" in hooks_of(pairs.encoding):
         yield between(pairs.q.tokens.token_bias, pairs.k.tokens.token_bias)
     yield from inside_scale(pairs)
 
@@ -185,7 +179,9 @@ def inside_scale(pairs: TileInputs) -> Iterator[jax.Array]:
 
     The root is in the terms by distance, of which there are the fewest.
     """
-    q, k, terms, dtype = pairs.q.tokens, pairs.k.tokens, _terms(pairs), wide_dtype(pairs.q.tokens.mapped.dtype)
+    if not (terms := _terms(pairs)):
+        return
+    q, k, dtype = pairs.q.tokens, pairs.k.tokens, wide_dtype(pairs.q.tokens.mapped.dtype)
     if "query" in terms:
         yield strips.products(times(q.vectors.astype(dtype), q.factor), terms["query"], *pairs.pos)
     if "key" in terms:
@@ -215,7 +211,7 @@ def _position_biases(
         found = [of_pairs(functools.partial(bias_by_distance, encoding))]
     else:
         found = [None if table.bias is None else strips.numbers(table.bias, q_pos, k_pos)]
-    found += [of_pairs(encoding.bias)] if encoding.acts_on("bias") else []
+    found += [of_pairs(encoding.bias)] if "bias" in hooks_of(encoding) else []
     return [x for x in found if x is not None]
 
 
@@ -242,7 +238,9 @@ def value_terms(pairs: TileInputs, w: jax.Array) -> jax.Array | None:
 
 
 def _terms(pairs: TileInputs) -> dict[str, strips.Term]:
-    """Return the terms of `by_distance` by name, but for its bias, at least float32."""
+    """Return the terms of `by_distance` by name, but for its bias, at least float32: {} if no hook reads vectors."""
+    if pairs.q.tokens.vectors is None:
+        return {}
     encoding, (params, table, _), q = pairs.encoding, pairs.tables, pairs.q.tokens
     dtype = wide_dtype(q.mapped.dtype)
     if table is not None:
@@ -279,7 +277,7 @@ def sinks(pairs: TileInputs) -> jax.Array | None:
 def adjusted(pairs: TileInputs, s: jax.Array, visible: jax.Array) -> jax.Array:
     """Return scores [b, h, q, k] from products s of mapped vectors. visible [b or 1, q, k] is not applied yet."""
     s = with_terms(pairs, s)
-    if not pairs.encoding.acts_on("score"):
+    if "score" not in hooks_of(pairs.encoding):
         return s
 
     def one(s: jax.Array, tile: Tile) -> jax.Array | None:
@@ -304,9 +302,9 @@ def tokens_first(tile: Tile) -> Tile:
 
 def bounded(pairs: TileInputs, s: jax.Array) -> jax.Array:
     """Return scores that `score` made, finite. It is not in `adjusted`, as its gradient would read them once more."""
-    return s if on_cpu() or not pairs.encoding.acts_on("score") else finite(s)  # type: ignore[return-value]
+    return s if "score" not in hooks_of(pairs.encoding) or on_cpu() else finite(s)  # type: ignore[return-value]
 
 
 def scores_in_turn(pairs: int) -> bool:
     """Return whether sequences go through `score` one by one: so many scores would leave the core's cache."""
-    return sharding.is_one_core() and pairs >= LARGE
+    return pairs >= LARGE and on_cpu() and sharding.is_one_core()

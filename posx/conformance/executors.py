@@ -135,17 +135,17 @@ def check_padding(subject: CheckSubject, findings: Findings) -> None:
     Empty slots between tokens may change outputs if the encoding declares that it reads neighbours.
     """
     slots, order, padding = subject.slots, ORDER[0], EMPTY.sum()
-    wanted = subject.run(slots).outputs[PADDED]
-    for name, outputs in (("dense", wanted), ("tiles", subject.tiles(slots).outputs[PADDED])):
+    wanted = subject.outputs(slots)[PADDED]
+    for name, outputs in (("dense", wanted), ("tiles", subject.outputs(slots, executor=small_tiles)[PADDED])):
         findings.holds(not outputs[EMPTY].any(), f"{name}: outputs of empty slots are not 0")
     elsewhere = slots._replace(pos=np.where(EMPTY, slots.pos[:, ::-1], slots.pos))
-    found = subject.run(elsewhere, subject.floats.changed(EMPTY)).outputs[PADDED]
+    found = subject.outputs(elsewhere, subject.floats.changed(EMPTY))[PADDED]
     findings.equal("with other empty slots: outputs", found, wanted, subject.exact)
     places = {"at the end": np.roll(order, -padding)}
     if not subject.encoding.acts_on("features"):  # they are computed from slot to slot
         places["between tokens"] = np.r_[order[padding:PREFIX], order[:padding], order[PREFIX:]]
     for place, order in places.items():
-        found = subject.run(*subject.reordered(order)).outputs[PADDED][~EMPTY[order]]
+        found = subject.outputs(*subject.reordered(order))[PADDED][~EMPTY[order]]
         if place == "between tokens" and subject.encoding.tiling == "neighbours":
             problem = "tiling = 'neighbours', but empty slots between tokens change nothing"
             findings.differ(problem, found, wanted[~EMPTY])
@@ -167,7 +167,7 @@ def check_reference(subject: CheckSubject, findings: Findings) -> None:
     """Compare the dense executor in float64 with the reference that the caller gives, sequence by sequence."""
     if subject.reference is None:
         return findings.nothing("no reference is given")
-    floats, outputs = subject.floats, subject.run(subject.slots).outputs
+    floats, outputs = subject.floats, subject.outputs(subject.slots)
     for row in range(ROWS):
         pos, idx, segment = (a[row] for a in subject.slots)
         i, j = idx[:, None], idx[None, :]
@@ -184,7 +184,7 @@ def check_reference(subject: CheckSubject, findings: Findings) -> None:
 
 def check_decode(subject: CheckSubject, findings: Findings) -> None:
     """Compare single tokens by the dense executor, and a chunk in tiles, with vectors as projected and as cached."""
-    whole, encoding = subject.run(subject.unpacked).outputs, subject.encoding
+    whole, encoding = subject.outputs(subject.unpacked), subject.encoding
     for cached in (False, True) if acting(encoding, ("key", "value")) else (False,):
         name = "vectors as cached" if cached else "vectors as projected"
         singles = decoded(subject, SINGLES, dense, cached)

@@ -28,7 +28,7 @@ from posx.conformance.subject import (
     single,
     variant,
 )
-from posx.contract import HOOKS, Chain, Encoding, acting, shapes
+from posx.contract import HOOKS, Chain, Encoding, acting, distance_terms, shapes
 from posx.errors import ConfigError, UndefinedLength
 
 #: Hooks that map token vectors, so that results have the type of these. All other results are at least float32.
@@ -115,30 +115,33 @@ def _filled(hook: str, arguments: Any) -> Any:
 def check_shift_invariant(subject: CheckSubject, findings: Findings) -> None:
     """Check that adding one constant to all positions changes nothing, or something if declared False."""
     if not subject.encoding.shift_invariant:
-        still, *moved = (subject.run(slots).outputs for _, slots in subject.shifted((0, *SHIFTS), one_document(ORDER)))
+        still, *moved = (subject.outputs(slots) for _, slots in subject.shifted((0, *SHIFTS), one_document(ORDER)))
         problem = "shift_invariant = False, but adding a constant to all positions changes nothing"
         return findings.differ(problem, moved, [still] * len(moved))
-    still = subject.run(subject.near).outputs
+    still = subject.outputs(subject.near)
     for shift, slots in subject.shifted(SHIFTS):
-        found = subject.run(slots).outputs
+        found = subject.outputs(slots)
         findings.equal(f"positions moved by {shift}: outputs", found, still, max(1e-7, subject.exact))
 
 
 def check_prefix(subject: CheckSubject, findings: Findings) -> None:
     """Check that vectors, positions and number of later tokens do not change earlier outputs."""
     later, slots, exact = ORDER[0] >= PREFIX, subject.unpacked, subject.exact
-    floats, before = subject.floats.changed(later), subject.run(slots).outputs[:, :PREFIX]
+    floats, before = subject.floats.changed(later), subject.outputs(slots)[:, :PREFIX]
     moved = slots._replace(pos=np.where(later, slots.pos[:, ::-1], slots.pos))
-    findings.equal("if later tokens change: outputs", subject.run(slots, floats).outputs[:, :PREFIX], before, 0)
-    findings.equal("if later tokens move too: outputs", subject.run(moved, floats).outputs[:, :PREFIX], before, exact)
+    findings.equal("if later tokens change: outputs", subject.outputs(slots, floats)[:, :PREFIX], before, 0)
+    findings.equal("if later tokens move too: outputs", subject.outputs(moved, floats)[:, :PREFIX], before, exact)
     findings.equal("without later tokens: outputs", decoded(subject, [slice(0, PREFIX)]), before, exact)
 
 
 def check_reach(subject: CheckSubject, findings: Findings) -> None:
-    """Check that `by_distance` is constant from `reach` on, in both directions, and not before."""
+    """Check that `by_distance` is constant from `reach` on, in both directions, and not before.
+
+    If vectors have no declared reach, say from which distance on they are constant.
+    """
     reach = subject.encoding.reach
     if reach is None or not subject.encoding.acts_on("by_distance"):
-        return findings.nothing("no reach is declared")
+        return findings.nothing(f"no reach is declared{_measured_reach(subject)}")
     far, near = subject.defined(reach + np.array([0, 1, 2, 1000, 100_000])), np.arange(reach)[-1000:]
     if not far.size:
         return findings.nothing(f"reach = {reach} is beyond max_position = {subject.encoding.max_position}")
@@ -152,32 +155,57 @@ def check_reach(subject: CheckSubject, findings: Findings) -> None:
             findings.differ(problem, inside, past[:1] + 0 * inside)
 
 
+#: The largest distance that is tried as the reach of vectors.
+LOOKED_AT = 1024
+_FASTER = "Attention is faster with"
+
+
+def _measured_reach(subject: CheckSubject) -> str:
+    """Say from which distance on vectors by distance are constant, "" if there is none or no vector."""
+    distances = subject.defined(np.concatenate([np.arange(LOOKED_AT + 1), 2 ** np.arange(11, 24)]))
+    vectors = distance_terms(subject.encoding, subject.floats.params).keys() & {"query", "key", "value"}
+    if not vectors or distances[-1] <= LOOKED_AT:
+        return ""
+    changes = np.zeros(len(distances), bool)
+    for term in _by_distance(subject, np.concatenate([distances, -distances])).values():
+        for side in np.split(term, 2):
+            changes |= (side != side[-1:]).reshape(len(side), -1).any(axis=1)
+    reach = int(changes.nonzero()[0].max(initial=-1)) + 1
+    return f", but nothing changes from {reach} tokens on. {_FASTER} reach = {reach}." if reach <= LOOKED_AT else ""
+
+
 def check_fades(subject: CheckSubject, findings: Findings) -> None:
     """Check that the bias by distance falls without bound, or the token bias from token to token, if declared.
 
     An encoding may do so without declaring it: it is then slower, but right.
     """
-    encoding = subject.encoding
-    if not encoding.fades:
-        return findings.nothing("fades = False")
-    distances, declared = subject.defined(2 ** np.arange(24)), "fades = True, but"
-    bias = _by_distance(subject, distances).get("bias")
-    by_token = encoding.acts_on("token_bias")
-    findings.holds(bias is not None or by_token, f"{declared} there is neither a bias by distance nor a token bias")
+    problems = _problems_with_fading(subject)
+    if not subject.encoding.fades:
+        hint = "" if problems else f", but it falls at these parameters. {_FASTER} fades = True, if it always falls."
+        return findings.nothing(f"fades = False{hint}")
+    for problem in problems:
+        findings.holds(False, f"fades = True, but {problem}")
+
+
+def _problems_with_fading(subject: CheckSubject) -> list[str]:
+    """List why the bias by distance, or the token bias, does not fall."""
+    encoding, distances = subject.encoding, subject.defined(2 ** np.arange(24))
+    bias, by_token = _by_distance(subject, distances).get("bias"), encoding.acts_on("token_bias")
+    problems = [] if bias is not None or by_token else ["there is neither a bias by distance nor a token bias"]
     if bias is not None:
         falling_from = 12 if isinstance(encoding, Chain) else 0  # in a chain, once the other parts are constant
-        findings.holds(
-            not (np.diff(bias[falling_from:], axis=0) > 0).any(),
-            f"{declared} the bias rises with distance, at least for some parameters",
-        )
+        if (np.diff(bias[falling_from:], axis=0) > 0).any():
+            problems.append("the bias rises with distance, at least for some parameters")
         half = len(distances) // 2
-        problem = f"{declared} the bias is equal at distances {distances[half]} and {distances[-1]}"
-        findings.holds((bias[-1] < bias[half]).all(), problem)
+        if not (bias[-1] < bias[half]).all():
+            problems.append(f"the bias is equal at distances {distances[half]} and {distances[-1]}")
     if by_token:
         u = subject.of_tokens("token_bias", ORDER).sum(axis=-1)  # [b, t, h]
-        rises = np.diff(u, axis=1) > 0
-        findings.holds(not rises.any(), f"{declared} the token bias rises from one token to the next")
-        findings.holds((u[:, -1] < u[:, 0]).any(), f"{declared} the token bias stays the same")
+        if (np.diff(u, axis=1) > 0).any():
+            problems.append("the token bias rises from one token to the next")
+        if not (u[:, -1] < u[:, 0]).any():
+            problems.append("the token bias stays the same")
+    return problems
 
 
 def check_causal_only(subject: CheckSubject, findings: Findings) -> None:
@@ -210,12 +238,12 @@ def _by_distance(subject: CheckSubject, distances: np.ndarray) -> dict[str, np.n
 def check_positions(subject: CheckSubject, findings: Findings) -> None:
     """Check that positions up to the last alone are defined, and that the order of slots has no effect."""
     encoding, last = subject.encoding, subject.encoding.max_position
-    wanted = subject.run(subject.slots).outputs
+    wanted = subject.outputs(subject.slots)
     findings.holds(np.isfinite(wanted).all(), "outputs at some position are NaN or infinite")
     # Features, and scores of whole rows, follow the order of the slots.
     if not encoding.acts_on("features") and encoding.tiling == "any":
         order = np.random.default_rng(7).permutation(LENGTH)
-        found = subject.run(*subject.reordered(order)).outputs
+        found = subject.outputs(*subject.reordered(order))
         findings.equal("slots in another order: outputs", found, wanted[:, order], subject.exact)
     if last is not None:
         pos = np.where(ORDER < LENGTH - 1, 1, last + 1).astype(np.int32)
@@ -240,11 +268,14 @@ def _refuses(subject: CheckSubject, error: type[Exception], pos: np.ndarray, mas
 
 
 def check_tiling(subject: CheckSubject, findings: Findings) -> None:
-    """Check that an encoding that declares whole rows of keys has other outputs in small tiles."""
+    """Check that an encoding has the same outputs in small tiles, or others if it declares whole rows of keys."""
     encoding = subject.encoding
-    if encoding.tiling == "any":
-        return findings.nothing("`tiling` is 'any', and the check `tiles` has tested that")
-    anyway = CheckSubject(variant(encoding, tiling="any"), subject.dims, params=subject.floats.params)
-    found, wanted = anyway.tiles(subject.slots), subject.run(subject.slots)
-    problem = f"tiling = {encoding.tiling!r}, but outputs in small tiles are the same"
-    findings.differ(problem, found.outputs, wanted.outputs)
+    if encoding.tiling != "any":
+        anyway = CheckSubject(variant(encoding, tiling="any"), subject.dims, params=subject.floats.params)
+        problem = f"tiling = {encoding.tiling!r}, but outputs in small tiles are the same"
+        return findings.differ(problem, anyway.tiles(subject.slots).outputs, subject.run(subject.slots).outputs)
+    if not encoding.acts_on("score"):
+        return findings.nothing("`tiling` is 'any', and the encoding has no score")
+    found, wanted = (run(subject.slots).outputs for run in (subject.tiles, subject.run))
+    problem = "tiling = 'any', but scores depend on other keys of the tile. Declare tiling = 'rows' or 'neighbours'."
+    findings.holds(np.abs(found - wanted).max(initial=0) <= subject.exact, problem)

@@ -27,8 +27,7 @@ DRAWS = 8
 
 def single_outputs(subject: CheckSubject, slots: Slots) -> np.ndarray:
     """Return outputs of the dense executor in float32."""
-    run = subject.compiled("single", functools.partial(subject.layer, executor=dense))
-    return np.asarray(run(*single((subject.weights, subject.floats)), slots))
+    return np.asarray(subject.layer_program()(*single((subject.weights, subject.floats)), slots))
 
 
 def check_float32(subject: CheckSubject, findings: Findings) -> None:

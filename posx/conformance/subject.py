@@ -288,6 +288,16 @@ class CheckSubject:
         weights = self.weights if weights is None else weights
         return in_float64(self.program(**how), weights, floats, slots, cotangent)
 
+    def outputs(self, slots: Slots, floats: Any = None, executor: Any = dense) -> np.ndarray:
+        """Return outputs [b, t, h, d] in float64, from the program of `run` if there is one."""
+        if (executor, WINDOW) in self._programs:
+            return self.run(slots, floats, executor=executor).outputs
+        return in_float64(self.layer_program(executor), self.weights, floats or self.floats, slots)
+
+    def layer_program(self, executor: Any = dense) -> Any:
+        """Return the compiled function (weights, floats, slots) -> outputs."""
+        return self.compiled(("layer", executor), functools.partial(self.layer, executor=executor))
+
     def tiles(self, slots: Slots, floats: Any = None, cotangent: Any = None) -> LayerResult:
         """Return the result in float64 of small tiles."""
         return self.run(slots, floats, cotangent, executor=small_tiles)

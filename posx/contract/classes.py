@@ -10,7 +10,8 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from typing import Any
+from types import FunctionType
+from typing import Any, NamedTuple
 
 from posx.contract.facts import FACTS, About, check_fact
 from posx.contract.hooks import HOOKS
@@ -20,27 +21,48 @@ from posx.errors import ConfigError, nearest
 LIKE = 0.8
 
 
+class _Contract(NamedTuple):
+    """The members of a contract, read off its class once.
+
+    Attributes:
+      methods: the parameters of its public methods, by name.
+      facts: the defaults of its facts, by name.
+    """
+
+    methods: dict[str, tuple[str, ...]]
+    facts: dict[str, Any]
+
+
+@functools.cache
+def _read_contract(contract: type) -> _Contract:
+    bodies = {name: thing for cls in reversed(contract.__mro__[:-1]) for name, thing in _members(cls).items()}
+    methods = {name: _parameters(thing) for name, thing in bodies.items() if name not in FACTS}
+    return _Contract(methods, {fact: bodies[fact] for fact in FACTS})
+
+
 def check_class(cls: type, contract: type) -> None:
     """Raise ConfigError if a member that `cls` or a mixin adds to `contract` is not as the contract says."""
-    lineage, defined = [part for part in cls.__mro__ if part is not object], _defined(contract)
+    lineage, known = [part for part in cls.__mro__ if part is not object], _read_contract(contract)
     place = lineage.index(contract)
     for part in set(lineage[place + 1 :]) - set(contract.__mro__):
-        if hidden := next((name for name in _members(part) if name in defined), None):
+        if hidden := next((name for name in _members(part) if name in known.methods or name in known.facts), None):
             raise ConfigError(
                 f"{cls.__name__}: {part.__name__}.{hidden} is hidden by {contract.__name__}, which comes before it. "
                 f"Write class {cls.__name__}({part.__name__}, ..., {contract.__name__})."
             )
     for part in lineage[:place]:
+        if part is not cls and issubclass(part, contract):
+            continue  # checked when it was defined
         fields = inspect.get_annotations(part)
-        for name in _public(defined):
-            if name in fields and name not in vars(part):
+        for name in fields:
+            if (name in known.methods or name in known.facts) and name not in vars(part):
                 raise ConfigError(f"{part.__name__}.{name} belongs to every encoding. Give the field another name.")
         for name, member in _members(part).items():
             where = f"{part.__name__}.{name}"
-            if name not in defined:
-                _check_unknown(where, name, member, name in fields, contract)
-            elif name not in FACTS:
-                _check_method(where, name, member, defined[name])
+            if name in known.methods:
+                _check_method(where, name, member, known.methods[name])
+            elif name not in known.facts:
+                _check_unknown(where, name, member, name in fields, known)
             elif _is_function(member):
                 raise ConfigError(f"{where} is a fact, not a method. Write @property above it, or {name} = ...")
             elif not _is_property(member):
@@ -58,19 +80,9 @@ def check_decorated(cls: type) -> None:
         )
 
 
-def _defined(contract: type) -> dict[str, Any]:
-    """Return all names in the bodies of `contract` and its bases."""
-    return {name: thing for cls in reversed(contract.__mro__[:-1]) for name, thing in vars(cls).items()}
-
-
 def _members(cls: type) -> dict[str, Any]:
-    """Return the public names in the body of `cls`."""
-    return _public(dict(vars(cls)))
-
-
-def _public(names: dict[str, Any]) -> dict[str, Any]:
-    """Return the public names, without slots, which are fields."""
-    return {n: thing for n, thing in names.items() if n[0] != "_" and not inspect.ismemberdescriptor(thing)}
+    """Return the public names in the body of `cls`, without slots, which are fields."""
+    return {n: thing for n, thing in vars(cls).items() if n[0] != "_" and not inspect.ismemberdescriptor(thing)}
 
 
 def _is_function(thing: Any) -> bool:
@@ -93,15 +105,12 @@ def _parameters(thing: Any) -> tuple[str, ...]:
     return tuple(p.name for p in required if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
 
 
-@functools.cache
-def _methods(contract: type) -> dict[str, tuple[str, ...]]:
-    """Return the contract's methods and the names of their parameters."""
-    return {name: _parameters(thing) for name, thing in _public(_defined(contract)).items() if name not in FACTS}
-
-
-def _check_method(where: str, name: str, member: Any, given: Any) -> None:
-    """Check a member that replaces the method `given` of the contract."""
-    wanted = _parameters(given)
+def _check_method(where: str, name: str, member: Any, wanted: tuple[str, ...]) -> None:
+    """Check a member that replaces a method with the parameters `wanted` of the contract."""
+    if isinstance(member, FunctionType):
+        code = member.__code__
+        if code.co_varnames[1 : code.co_argcount] == wanted and not code.co_kwonlyargcount:
+            return  # most of all members, without the cost of a signature
     shown = f"{name}({', '.join(wanted)})"
     if not _is_function(member):
         raise ConfigError(f"{where} must be a method {shown}, not {member!r}. Give a field another name.")
@@ -116,9 +125,9 @@ def _check_method(where: str, name: str, member: Any, given: Any) -> None:
             raise ConfigError(f"{called}: {place} would receive {value}")
 
 
-def _check_unknown(where: str, name: str, member: Any, is_field: bool, contract: type) -> None:
+def _check_unknown(where: str, name: str, member: Any, is_field: bool, known: _Contract) -> None:
     """Refuse a helper or a field that looks like a hook or a fact of the contract."""
-    facts, methods = {fact: _defined(contract)[fact] for fact in FACTS}, _methods(contract)
+    facts, methods = known.facts, known.methods
     if _is_function(member):
         try:
             wanted = _parameters(member)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
@@ -11,7 +12,7 @@ import jax
 
 from posx.contract.classes import check_class
 from posx.contract.facts import About
-from posx.contract.hooks import ByDistance, Features, Params, Tile
+from posx.contract.hooks import ByDistance, Features, Params, Tile, acting
 from posx.contract.value import Dims, Value, require, values_in
 from posx.errors import UndefinedLength
 
@@ -45,6 +46,8 @@ class Encoding(Value):
     parameters, and the shapes that hooks return with the sizes of q, k and v.
     """
 
+    # Facts of the method, which its author states.
+
     #: Adding one constant to all positions changes nothing.
     shift_invariant: ClassVar[bool] = True
     #: The encoding cannot tell later keys apart by distance, or favours distant ones. Masks that show later keys are
@@ -52,14 +55,9 @@ class Encoding(Value):
     causal_only: ClassVar[bool] = False
     #: Reads a table by position or distance, so float positions are refused.
     integer_positions: ClassVar[bool] = False
-    #: `score` reads `tile.k`, or `by_distance` returns vectors for keys. The cache then stores keys as projected, and
-    #: they are mapped on every read.
-    reads_raw_keys: ClassVar[bool] = False
-    #: The bias by distance falls without bound as |distance| grows, or the token bias falls from token to token. Tiles
-    #: that provably weigh nothing are then skipped. False is always right; a slow fall skips nothing and gains nothing.
-    fades: ClassVar[bool] = False
-    #: "any"; "rows" if a tile must span all keys; "neighbours" if `score` also reads the slots next to a key's.
-    tiling: ClassVar[str] = "any"
+    #: The last position the encoding is defined for, None for no limit: n - 1 if it is valid to n tokens. `attend` and
+    #: the checks stay within it. Hooks return NaN past it, since traced positions are not known.
+    max_position: ClassVar[int | None] = None
     #: How many earlier tokens a hook sees beside each one. {"key": 1} gives `key` vectors [t, 2, h, d], {"features": 3}
     #: gives `features` x [t, 4, m]. `query` and `value` may look back too. A token's own vector comes first, then those
     #: of the tokens before it in arrival order. No map has been applied to them. Before the start of its document they
@@ -67,19 +65,28 @@ class Encoding(Value):
     history: ClassVar[Mapping[str, int]] = types.MappingProxyType({})
     #: The pairs of channels that maps of vectors rotate, "" for none: maps that rotate the same pairs commute.
     planes: ClassVar[str] = ""
-    about: ClassVar[About] = About()
-    #: Names of features by which `revise` changes cached keys. The cache keeps the keys as they are for the next token,
-    #: without these features.
-    revised_by: ClassVar[frozenset[str]] = frozenset()
     #: Names of parameters that exist once per model; all others exist once per layer.
     shared: ClassVar[frozenset[str]] = frozenset()
     #: Names of parameters that weight decay acts on, as in the method's published code.
     decayed: ClassVar[frozenset[str]] = frozenset()
-    #: The last position the encoding is defined for, None for no limit: n - 1 if it is valid to n tokens. `attend` and
-    #: the checks stay within it. Hooks return NaN past it, since traced positions are not known.
-    max_position: ClassVar[int | None] = None
+    about: ClassVar[About] = About()
+
+    # Promises to executors. The defaults suit most classes; `posx check` names each one that a class needs or could
+    # make.
+
+    #: `score` reads `tile.k`, or `by_distance` returns vectors for keys. The cache then stores keys as projected, and
+    #: they are mapped on every read.
+    reads_raw_keys: ClassVar[bool] = False
+    #: "any"; "rows" if a tile must span all keys; "neighbours" if `score` also reads the slots next to a key's.
+    tiling: ClassVar[str] = "any"
+    #: Names of features by which `revise` changes cached keys. The cache keeps the keys as they are for the next token,
+    #: without these features.
+    revised_by: ClassVar[frozenset[str]] = frozenset()
     #: The distance in tokens, either way, from which on `by_distance` is constant; None if it never is.
     reach: ClassVar[int | None] = None
+    #: The bias by distance falls without bound as |distance| grows, or the token bias falls from token to token. Tiles
+    #: that provably weigh nothing are then skipped. False is always right; a slow fall skips nothing and gains nothing.
+    fades: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -201,6 +208,12 @@ class Encoding(Value):
 def abstract_params(encoding: Encoding, dims: Dims) -> Params:
     """Return the shapes and types of the parameters that `init` returns."""
     return jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
+
+
+@functools.lru_cache(maxsize=1024)
+def hooks_of(encoding: Encoding) -> frozenset[str]:
+    """Return the names of the hooks that the encoding defines. They are found once for each value."""
+    return frozenset(acting(encoding))
 
 
 def parts(encoding: Encoding) -> Iterator[Encoding]:

@@ -1,6 +1,8 @@
-"""The facts that an encoding states about its hooks, as one table: allowed values, and the fact of several encodings.
+"""The facts that an encoding states about its hooks, as two tables: allowed values, and the fact of several encodings.
 
-`posx.contract.encoding.Encoding` documents them and has their defaults.
+Facts about the method are part of what its author means. Promises tell executors what they may assume of the hooks:
+`posx check` measures them, and names those that a class needs or could make. `posx.contract.encoding.Encoding`
+documents all of them and has their defaults.
 """
 
 from __future__ import annotations
@@ -91,17 +93,12 @@ def _revised_by(values: Values, parts: Parts) -> frozenset[str]:
 
 _COUNT = Range("a whole number of tokens, at least 0, or None", lambda x: x is None or _is_count(x))
 
-#: Every fact by name.
-FACTS: dict[str, Fact] = {
+#: The facts about a method, by name.
+METHOD_FACTS: dict[str, Fact] = {
     "shift_invariant": Fact(_ANY.allowed, _all_alike),
     "causal_only": _ANY,
     "integer_positions": _ANY,
-    "reads_raw_keys": _ANY,
-    "fades": _ANY,
-    "tiling": Fact(
-        Range(" or ".join(map(repr, TILINGS)), lambda x: isinstance(x, str) and x in TILINGS),
-        lambda values, _: max(values, key=TILINGS.index),
-    ),
+    "max_position": Fact(_COUNT, lambda values, _: min((x for x in values if x is not None), default=None)),
     "history": Fact(
         Range(
             f'tokens by hook, such as {{"key": 1}}; hooks that may look back: {", ".join(LOOKING_BACK)}',
@@ -110,6 +107,8 @@ FACTS: dict[str, Fact] = {
         lambda values, _: {hook: max(x.get(hook, 0) for x in values) for hook in sorted(set().union(*values))},
     ),
     "planes": Fact(Range("a text", lambda x: isinstance(x, str)), lambda values, _: _once(values, " and ")),
+    "shared": _NAMES,
+    "decayed": _NAMES,
     "about": Fact(
         Range(
             "posx.About(paper, beyond, lr_multiplier) with a positive lr_multiplier",
@@ -117,12 +116,19 @@ FACTS: dict[str, Fact] = {
         ),
         lambda values, _: About(_once([x.paper for x in values], ", "), _once([x.beyond for x in values], "; ")),
     ),
-    "revised_by": Fact(_NAMES.allowed, _revised_by),
-    "shared": _NAMES,
-    "decayed": _NAMES,
-    "max_position": Fact(_COUNT, lambda values, _: min((x for x in values if x is not None), default=None)),
-    "reach": Fact(_COUNT, _farthest),
 }
+#: The promises to executors about the hooks, by name.
+PROMISES: dict[str, Fact] = {
+    "reads_raw_keys": _ANY,
+    "tiling": Fact(
+        Range(" or ".join(map(repr, TILINGS)), lambda x: isinstance(x, str) and x in TILINGS),
+        lambda values, _: max(values, key=TILINGS.index),
+    ),
+    "revised_by": Fact(_NAMES.allowed, _revised_by),
+    "reach": Fact(_COUNT, _farthest),
+    "fades": _ANY,
+}
+FACTS = METHOD_FACTS | PROMISES
 
 
 def check_fact(where: str, fact: str, value: Any) -> None:

@@ -64,9 +64,9 @@ HiddenUnits = Annotated[int, "hidden units", at_least(1)]
 Base = Annotated[float, above(1)]
 
 
-def snake_case(cls: type) -> str:
+def snake_case(cls: type | str) -> str:
     """Return the name of a class as the registry spells it: TransformerXL is transformer_xl."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls if isinstance(cls, str) else cls.__name__).lower()
 
 
 @functools.cache

@@ -4,7 +4,8 @@ To write an encoding, read FORMULA, then override hooks of `posx.contract.encodi
 
 All that depends on the list of hooks is read off `HOOKS`. This is how a chain joins its parts, which methods a class
 may define, and which shapes hooks must return. It is also which executors can serve an encoding, and which checks
-apply. A new hook is one row here, its default in `Encoding`, and the executor that evaluates it.
+apply. A new hook needs a row here, its default in `Encoding`, and code in each executor that serves it:
+docs/design/contract.md lists the steps.
 
 Letters of axes, project-wide: b batch, t token (q if it asks, k if it is seen), h head, g key/value head. Widths: d of
 a head, d' of a head after maps, m of the model, v of the vocabulary, n of distances or summands. Hooks see no batch

@@ -26,8 +26,9 @@ def check_call(encoding: Encoding, params: Params, use: Use) -> None:
     its fields named as in `Dims`, the axes of its parameters that depend on the heads, and the results of its hooks.
     """
     shapes = jax.tree.map(lambda x: Struct(x.shape, x.dtype), params)
-    arrays = {name: getattr(use, name) for name in ("q", "k", "v", "x", "q_features", "k_features")}
-    use = use._replace(**jax.tree.map(lambda x: Struct(x.shape[2:], x.dtype), arrays))
+    arrays = use.q, use.k, use.v, use.x, use.q_features, use.k_features
+    q, k, v, x, q_features, k_features = jax.tree.map(lambda x: Struct(x.shape[2:], x.dtype), arrays)
+    use = Use(q, k, v, use.pos, x, q_features, k_features, use.keys_mapped, use.cached)
     leaves, tree = jax.tree.flatten((shapes, use))
     _check_call(encoding, tuple(leaves), tree)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
@@ -109,6 +110,7 @@ def require(kind: type, given: Any, where: str) -> None:
         raise ConfigError(f"{where}={given!r} is no {noun}'s value. Give posx.build({given!r}, dims) instead.")
 
 
+@functools.lru_cache(maxsize=1024)
 def require_resolved(value: Value) -> None:
     """Raise ConfigError that names the open fields of the value, or of a value in its fields."""
     for part in values_in(value):

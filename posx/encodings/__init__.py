@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import sys
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from posx.contract import Chain, Dims, Encoding, Value, values_in
@@ -13,59 +14,52 @@ from posx.contract.classes import check_decorated
 from posx.contract.fields import snake_case
 from posx.contract.shapes import check_value
 from posx.contract.sources import source_digest
-from posx.encodings.accumulated_rope import AccumulatedRope
-from posx.encodings.adaptive_temperature import AdaptiveTemperature
-from posx.encodings.alibi import Alibi
-from posx.encodings.bam import Bam
-from posx.encodings.canon import Canon
-from posx.encodings.cope import Cope
-from posx.encodings.dape import Dape
-from posx.encodings.darope import Darope
-from posx.encodings.deberta import Deberta
-from posx.encodings.dual_chunk import DualChunk
-from posx.encodings.dynamic_bias import DynamicBias
-from posx.encodings.fire import Fire
-from posx.encodings.fope import Fope
-from posx.encodings.fox import Fox
 from posx.encodings.frequencies import RULES, FrequencyRule
-from posx.encodings.gape import Gape
 from posx.encodings.grammar import parse, parse_field, unparse
-from posx.encodings.grape_a import GrapeA
 from posx.encodings.inheritance import check_change, inherited
-from posx.encodings.inkling import Inkling
-from posx.encodings.kerple import Kerple
-from posx.encodings.key_offset import KeyOffset
-from posx.encodings.learned import Learned
-from posx.encodings.learned_sinks import LearnedSinks
-from posx.encodings.llama4_temperature import Llama4Temperature
-from posx.encodings.log_length import LogLength
-from posx.encodings.nape import Nape
-from posx.encodings.nope import Nope
-from posx.encodings.path import Path
-from posx.encodings.pope import Pope
-from posx.encodings.rope import Rope
-from posx.encodings.rotated_values import RotatedValues
-from posx.encodings.sandwich import Sandwich
-from posx.encodings.selective_rope import SelectiveRope
-from posx.encodings.self_extend import SelfExtend
-from posx.encodings.shaw import Shaw
-from posx.encodings.sinusoidal import Sinusoidal
-from posx.encodings.ssmax import Ssmax
-from posx.encodings.t5 import T5
-from posx.encodings.transformer_xl import TransformerXL
-from posx.encodings.tupe import Tupe
-from posx.encodings.xpos import Xpos
 from posx.errors import ConfigError, nearest
 from posx.fields import typed_fields
 from posx.lazy import modules_of
 
-#: Every encoding by name, its class in snake case.
-ENCODINGS: dict[str, type[Encoding]] = {snake_case(cls): cls for cls in (
-    Nope, Sinusoidal, Learned, Shaw, TransformerXL, T5, Tupe, Deberta, Rope, Xpos, Pope, Fope, Darope, SelectiveRope,
-    AccumulatedRope, RotatedValues, SelfExtend, DualChunk, KeyOffset, Canon, Alibi, Fox, Cope, Dape, Inkling, GrapeA,
-    Gape, Path, Kerple, Bam, Sandwich, Fire, DynamicBias, Nape, LogLength, Ssmax, Llama4Temperature,
-    AdaptiveTemperature, LearnedSinks,
-)}  # fmt: skip
+#: The class of each encoding. Its name is the class in snake case, and its module has that name.
+_CLASSES = (
+    "Nope", "Sinusoidal", "Learned", "Shaw", "TransformerXL", "T5", "Tupe", "Deberta", "Rope", "Xpos", "Pope", "Fope",
+    "Darope", "SelectiveRope", "AccumulatedRope", "RotatedValues", "SelfExtend", "DualChunk", "KeyOffset", "Canon",
+    "Alibi", "Fox", "Cope", "Dape", "Inkling", "GrapeA", "Gape", "Path", "Kerple", "Bam", "Sandwich", "Fire",
+    "DynamicBias", "Nape", "LogLength", "Ssmax", "Llama4Temperature", "AdaptiveTemperature", "LearnedSinks",
+)  # fmt: skip
+_PLACES = {name: f"{__name__}.{snake_case(name)}" for name in _CLASSES}
+
+__getattr__ = modules_of(__name__, _PLACES)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Catalogue(Mapping[str, type[Encoding]]):
+    """Classes by name, each of which is imported and checked when it is first asked for."""
+
+    names = {snake_case(name): name for name in _CLASSES}
+
+    def __getitem__(self, name: str) -> type[Encoding]:
+        return getattr(sys.modules[__name__], self.names[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __repr__(self) -> str:
+        return f"ENCODINGS({', '.join(self)})"
+
+
+#: Every encoding by name. To list the names imports no class.
+ENCODINGS: Mapping[str, type[Encoding]] = _Catalogue()
 
 #: The name of a combination of encodings in a mapping. A text has + instead.
 CHAIN = "chain"
@@ -76,9 +70,6 @@ _REGISTRIES: dict[type[Value], tuple[Mapping[str, type[Value]], str]] = {
 }  # fmt: skip
 
 Spec = str | Mapping[str, Any] | Sequence[Any] | Value
-
-
-__getattr__ = modules_of(__name__)
 
 
 def encoding_class(name: str) -> type[Encoding]:
@@ -121,8 +112,10 @@ def encoding_name(encoding: Value) -> str:
     """Return the registry name of a value's class, "a+b" for a chain, "package.module:Class" for a user's class."""
     if isinstance(encoding, Chain):
         return "+".join(map(encoding_name, encoding.parts))
-    cls, known = type(encoding), {**ENCODINGS, **RULES}
-    return next((name for name in known if known[name] is cls), f"{cls.__module__}:{cls.__qualname__}")
+    cls, name = type(encoding), snake_case(type(encoding))
+    if _PLACES.get(cls.__name__) == cls.__module__ or RULES.get(name) is cls:
+        return name
+    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def spec_text(spec: Spec) -> str:
@@ -296,10 +289,6 @@ def _called(name: str, function: Callable, /, *args: Any, **fields: Any) -> Any:
 
 
 __all__ = [
-    "CHAIN", "ENCODINGS", "RULES", "T5", "AccumulatedRope", "AdaptiveTemperature", "Alibi", "Bam",
-    "Canon", "Chain", "Cope", "Dape", "Darope", "Deberta", "Dims", "DualChunk", "DynamicBias", "Encoding",
-    "Fire", "Fope", "Fox", "FrequencyRule", "Gape", "GrapeA", "Inkling", "Kerple", "KeyOffset", "Learned",
-    "LearnedSinks", "Llama4Temperature", "LogLength", "Nape", "Nope", "Path", "Pope", "Rope", "RotatedValues",
-    "Sandwich", "SelectiveRope", "SelfExtend", "Shaw", "Sinusoidal", "Ssmax", "TransformerXL", "Tupe", "Xpos",
-    "build", "changed", "code_of", "encoding_class", "encoding_name", "from_spec", "spec_of", "spec_text",
+    *_CLASSES, "CHAIN", "ENCODINGS", "RULES", "Chain", "Dims", "Encoding", "FrequencyRule", "build", "changed",
+    "code_of", "encoding_class", "encoding_name", "from_spec", "spec_of", "spec_text",
 ]  # fmt: skip

@@ -36,7 +36,8 @@ class Answers(Protocol):
     """
 
     name, letter, title = "answers", "T1", "answers of a task"
-    of_tasks = True
+    measures_tasks = True
+    reads = ("num_items",)
     num_targets: int = 2000
 
     @classmethod

@@ -29,7 +29,11 @@ class Protocol(abc.ABC):
     letter: ClassVar[str]
     title: ClassVar[str]
     #: Whether it measures the items of a task, and no text.
-    of_tasks: ClassVar[bool] = False
+    measures_tasks: ClassVar[bool] = False
+    #: The settings of `EvalConfig` that `of_run` reads, beside the lengths.
+    reads: ClassVar[tuple[str, ...]] = ("num_targets",)
+    #: All targets of a longest window are one place of the text, so few targets lie in few documents.
+    has_whole_windows: ClassVar[bool] = False
     #: The number of targets to score, 0 for the whole stream: a field of every protocol.
     num_targets: int
 
@@ -55,6 +59,11 @@ class Protocol(abc.ABC):
     def stride_at(self, length: int, lengths: Sequence[int]) -> int:
         """Return the distance between the starts of windows of `length` tokens: so many targets of each are scored."""
         return length
+
+    @classmethod
+    def chosen_stride(cls, row: Row) -> int | None:
+        """Return the stride of a stored row, None if it follows from its window."""
+        return None
 
     def needs(self, lengths: Sequence[int]) -> tuple[int, str]:
         """Return the least number of targets in the text, and the words that a message says before that number."""

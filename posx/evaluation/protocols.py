@@ -1,7 +1,7 @@
 """Protocols of evaluation: which tokens are scored, and with how much context.
 
 A stream is tokens [n + 1]: the first is context only (the end-of-document token before the text), the other n are the
-targets. A new protocol is one class and its line in PROTOCOLS; CONTRIBUTING names the lists that repeat its name.
+targets. A new protocol is one class, its line in PROTOCOLS, and its name in the help of `posx evaluate --protocol`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ POSITION_BINS = 1024
 class _Consecutive(Protocol):
     """A protocol on the targets of `nonoverlapping`."""
 
+    has_whole_windows = True
     num_targets: int = 0
     stretch: int = 0
 
@@ -140,6 +141,7 @@ class Sliding(Protocol):
     """
 
     name, letter, title = "sliding", "P2", "sliding window"
+    reads = "sliding_targets", "stride"
     stride: int = 0
     num_targets: int = 65536
     warm_up: int = 0
@@ -163,6 +165,10 @@ class Sliding(Protocol):
 
     def stride_at(self, length: int, lengths: Sequence[int]) -> int:
         return self.stride or max(1, min(lengths) // 4)
+
+    @classmethod
+    def chosen_stride(cls, row: Row) -> int | None:
+        return row.get("stride")
 
     def needs(self, lengths: Sequence[int]) -> tuple[int, str]:
         stride, warm_up = self.stride_at(max(lengths), lengths), self.warm_up or max(lengths)

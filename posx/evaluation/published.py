@@ -101,6 +101,7 @@ class HfStrided(_FromTheStart):
     """
 
     name, letter, title = "hf_strided", "P8", "strided perplexity of transformers' recipe"
+    reads = "num_targets", "stride"
     stride: int = 0
 
     @classmethod
@@ -113,6 +114,10 @@ class HfStrided(_FromTheStart):
         if config.stride <= shortest:
             return []
         return [f"eval.stride={config.stride} is larger than the shortest window, {shortest} tokens. Lower it."]
+
+    @classmethod
+    def chosen_stride(cls, row: Row) -> int | None:
+        return None if row.get("stride") == cls().stride_at(row["eval_len"], ()) else row.get("stride")
 
     def stride_at(self, length: int, lengths: Sequence[int]) -> int:
         return self.stride or max(1, length // 2)

@@ -346,12 +346,18 @@ class Model:
 
     def _decoder(self, params: dict[str, Any]) -> Decoder:
         """Return the modules with `params` in them. Raises ConfigError for other names or shapes than this model's."""
-        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):  # Flax would cut parameters over one
-            graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(self, nnx.Rngs(params=0, position=0))))
+        graph, state = _modules(self)
         remedy = "Give the parameters that Model.init or posx.load returned for this model."
         check_params("this model", named(params), named(nnx.to_pure_dict(state)), remedy)
         # Both trees sort their keys alike, so leaves of the same names correspond one to one.
         return nnx.merge(graph, jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(params)))
+
+
+@functools.lru_cache(maxsize=64)
+def _modules(model: Model) -> tuple[Any, Any]:
+    """Return the graph and the abstract state of a model's modules, traced once for each model."""
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):  # Flax would cut parameters over one
+        return nnx.split(nnx.eval_shape(lambda: Decoder(model, nnx.Rngs(params=0, position=0))))
 
 
 def make_model(config: ModelConfig, encoding: Spec, vocab_size: int, train_len: int) -> Model:

@@ -15,6 +15,7 @@ from posx.attention import cpu, strips
 from posx.attention.blockwise import Tiling, blockwise
 from posx.encodings import Alibi
 from posx.lab import layers
+from tests.encodings.cases import ACTING
 
 B, T, H, G, D = 2, 7, 2, 1, 4
 DIMS = posx.Dims(model_dim=6, num_heads=H, head_dim=D, num_layers=1, train_len=16, num_kv_heads=G)
@@ -67,11 +68,11 @@ def all_close(found, wanted, tolerance):
 #: A running sum with a rule of its own, and terms by distance. The others are slow in their number.
 QUICK = ("selective_rope", "deberta")
 #: Encodings that act on embeddings alone run the program of `nope`.
-ACTING = [name for name in posx.ENCODINGS if posx.contract.acting(posx.build(name, DIMS)) != ("embed",)]
+NOT_EMBEDDING = [name for name, hooks in ACTING.items() if hooks != ("embed",)]
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ACTING]
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NOT_EMBEDDING]
 )
 def test_second_derivatives_of_every_encoding(name):
     """Float64 against central differences, then float32, whose angles have a rule of their own, against float64."""

@@ -14,6 +14,7 @@ from posx.attention.blockwise import Tiling, blockwise
 from posx.encodings import Shaw, Tupe
 from tests.attention.test_hooks import Forget
 from tests.cheap import in_one_program
+from tests.encodings.cases import ACTING
 
 B, T, H, D, M = 2, 11, 2, 4, 6
 EMPTY = 3
@@ -102,7 +103,7 @@ def test_an_infinity_in_a_slot_that_is_seen_is_seen():
 READ_LATER = ("darope", "selective_rope", "fox", "path")
 
 
-@pytest.mark.parametrize("name", [n for n in posx.ENCODINGS if posx.build(n, DIMS).acts_on("features")])
+@pytest.mark.parametrize("name", [name for name, hooks in ACTING.items() if "features" in hooks])
 def test_a_nan_in_x_reaches_the_outputs(name):
     """A NaN at one token of the first sequence. An infinity may come to rest in a gate."""
     encoding, at = posx.build(name, DIMS), 4

@@ -12,7 +12,7 @@ import posx
 from posx.attention import batch_features, seen_by
 from posx.attention.blockwise import Tiling, blockwise
 from posx.contract import acting, distance_terms
-from tests.encodings.cases import APART, CASES, STRUCTURAL, WAYS, params_of, project, projections, tokens
+from tests.encodings.cases import APART, CASES, STRUCTURAL, params_of, project, projections, tokens
 
 T, MASK = 9, posx.window(6, sinks=1)
 ORDER = np.arange(T, dtype=np.int32)
@@ -54,11 +54,13 @@ def answers(encoding, params, x, pos, idx, segment, executor):
     return attend(slice(None)), attend(slice(-1, None))
 
 
-#: Ways that differ in tiles alone; the others are where tests may be slow.
+#: Ways that differ: a table, vectors by distance, features, a token bias, a decay, scores of whole rows. And in tiles
+#: alone; the others are where tests may be slow.
+IN_DENSE = ("learned", "shaw", "selective_rope", "fox", "xpos", "cope")
 IN_TILES = ("shaw", "fox", "xpos", "path")
 CALLS = [
     pytest.param(case, executor, marks=() if case in quick else pytest.mark.slow)
-    for executor, quick in (("dense", WAYS), (small_tiles, IN_TILES)) for case in (*STRUCTURAL, *APART)
+    for executor, quick in (("dense", IN_DENSE), (small_tiles, IN_TILES)) for case in (*STRUCTURAL, *APART)
 ]  # fmt: skip
 
 

@@ -18,8 +18,8 @@ B, T = 2, 9
 @pytest.mark.parametrize("spec", ["cope", "dape(kernel=3)"])
 def test_parts_of_the_queries_give_what_dense_gives(monkeypatch, spec):
     monkeypatch.setattr(module, "STEPS", (2, 2))
-    widths, given = [], module._in_tiles
-    monkeypatch.setattr(module, "_in_tiles", lambda pairs, **how: widths.append(pairs.sizes) or given(pairs, **how))
+    widths, given = [], module.make_plan
+    monkeypatch.setattr(module, "make_plan", lambda pairs, *how: widths.append(pairs.sizes) or given(pairs, *how))
     encoding, shape = posx.build(spec, DIMS), (B, T, DIMS.num_heads, DIMS.head_dim)
     params, (q, k, v) = params_of(encoding), (vectors(*shape, seed=n) for n in range(3))
 

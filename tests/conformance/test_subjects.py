@@ -16,7 +16,7 @@ import posx
 from posx import attend
 from posx.conformance import CHECKS, DIMS, check_encoding
 from posx.conformance.by_numpy import by_numpy
-from posx.conformance.subject import drawn_params
+from posx.conformance.subject import drawn_params, variant
 from posx.contract import ByDistance, as_float, at_least_float32, fact
 from posx.encodings import Alibi, Chain, Deberta, Dims, Encoding, Learned, Rope, Shaw, build
 from posx.encodings.rope import rotate
@@ -158,6 +158,14 @@ class NeedsRows(Encoding):
 
     def score(self, params, s, tile):
         return s * jax.nn.sigmoid(s.mean(axis=-1, keepdims=True))
+
+
+@encoding
+class ReadsOtherKeys(Encoding):
+    """A score that depends on the number of keys in a tile."""
+
+    def score(self, params, s, tile):
+        return s * jnp.log(as_float(2 + s.shape[-1]))
 
 
 @encoding
@@ -334,6 +342,7 @@ BROKEN = [
     (ReadsATable(), "eager", "raises TypeError: Indexer must have integer or boolean type"),
     (NeedsRows(), "tiles", "causal mask: outputs off by"),
     (SaysItNeedsRows(), "tiling", "tiling = 'rows', but outputs in small tiles are the same"),
+    (ReadsOtherKeys(), "tiling", "scores depend on other keys of the tile. Declare tiling = 'rows' or 'neighbours'."),
     (SaysItReadsNeighbours(), "padding", "tiling = 'neighbours', but empty slots between tokens change nothing"),
     (WrongGradient(), "gradients", "dense: slope along a direction in q off by"),
     (PlainAngles(), "float32", "positions moved by 32768: outputs off by"),
@@ -476,6 +485,19 @@ def test_check_that_does_not_apply_is_not_ok():
     by_content = "by_distance.query, by_distance.value"
     why = f"Shaw acts on {by_content}, which the kernel does not support"
     assert fused == f"fused              -      {CHECKS['fused'][1]}: {why}"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "name", "default", "hint"),
+    [
+        (Shaw(3), "reach", None, "but nothing changes from 3 tokens on. Attention is faster with reach = 3."),
+        (Alibi(), "fades", False, "falls at these parameters. Attention is faster with fades = True, if it always"),
+    ],
+)
+def test_check_names_a_promise_that_would_be_faster(encoding, name, default, hint):
+    report = check_encoding(variant(encoding, **{name: default}), only=[name])
+    assert hint in str(report) and report.ok
+    assert hint not in str(check_encoding(encoding, only=[name]))
 
 
 def test_silent_promotion_fails_one_check_only():

@@ -140,11 +140,11 @@ def test_declared_facts_follow_from_the_parts():
     [
         ("rope+rope(base=500)", True),
         ("transformer_xl+rope", True),
-        ("xpos+rope", True),
+        pytest.param("xpos+rope", True, marks=pytest.mark.slow),
         ("rope+transformer_xl", False),  # u meets keys turned, queries not
         ("rope+pope", False),
         ("rope(layout=interleaved)+rope", False),
-        ("rope(rotary_dim=4)+rope", False),
+        pytest.param("rope(rotary_dim=4)+rope", False, marks=pytest.mark.slow),
     ],
 )
 def test_maps_that_rotate_other_planes_do_not_commute(spec, invariant):
@@ -153,7 +153,7 @@ def test_maps_that_rotate_other_planes_do_not_commute(spec, invariant):
     assert not found.failed and posx.build(spec, posx.conformance.DIMS).shift_invariant == invariant
 
 
-@pytest.mark.parametrize("rotary", ["rope", "fope", "selective_rope"])
+@pytest.mark.parametrize("rotary", ["rope", "selective_rope", pytest.param("fope", marks=pytest.mark.slow)])
 def test_channels_that_a_part_appends_are_not_rotated(rotary):
     """TUPE's products of positions stand beside those of content, whether they come first or last."""
     x, dims, weights = vectors(T, DIMS.model_dim)[None], dataclasses.replace(DIMS, num_kv_heads=None), []
@@ -235,8 +235,16 @@ def test_content_terms_add():
     assert_allclose(attention_weights(chain, params, Q, K, POS), wanted, atol=1e-4)
 
 
-@pytest.mark.parametrize("other", [Deberta(5, ("c2p",)), T5(8, 20, bidirectional=True, scaled=False, head_dim=D)])
-@pytest.mark.parametrize("inner", ["transformer_xl", "tupe"])
+INSIDE, OUTSIDE = Deberta(5, ("c2p",)), T5(8, 20, bidirectional=True, scaled=False, head_dim=D)
+
+
+@pytest.mark.parametrize(
+    ("inner", "other"),
+    [
+        *[("transformer_xl", INSIDE), ("tupe", OUTSIDE)],
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("transformer_xl", OUTSIDE), ("tupe", INSIDE))),
+    ],
+)
 def test_logit_scale_acts_on_all_terms_inside_the_scale(inner, other):
     """Transformer-XL's (q + v) . W_R R and TUPE's (p U_Q) . (p U_K) stand under sqrt(d) with the product they join."""
     dims = dataclasses.replace(DIMS, num_kv_heads=None)

@@ -1,6 +1,7 @@
 """The encodings that tests run over, and the one layer they are run in."""
 
 import functools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -109,8 +110,73 @@ SPECS: dict[str, Any] = {
     "learned_sinks-twice": ["learned_sinks", "learned_sinks"],
     "log_length-rope": ["rope", {"name": "log_length", "train_len": 5}],
 }
-#: Resolved, and set for windows of 32 tokens, over which tables are interpolated.
-CASES: dict[str, Encoding] = {case: posx.build(spec, DIMS).at_length(32) for case, spec in SPECS.items()}
+
+
+@functools.cache
+def _case(case: str) -> Encoding:
+    return posx.build(SPECS[case], DIMS).at_length(32)
+
+
+class Cases(Mapping[str, Encoding]):
+    """SPECS resolved, and set for windows of 32 tokens, over which tables are interpolated.
+
+    Each is built when a test asks for it: all of them take two seconds, which every process would pay to collect tests.
+    """
+
+    def __getitem__(self, case: str) -> Encoding:
+        return _case(case)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(SPECS)
+
+    def __len__(self) -> int:
+        return len(SPECS)
+
+
+CASES = Cases()
+
+#: The hooks that each encoding defines.
+ACTING = {
+    "nope": (),
+    "sinusoidal": ("embed",),
+    "learned": ("embed",),
+    "shaw": ("by_distance",),
+    "transformer_xl": ("query", "by_distance"),
+    "t5": ("by_distance",),
+    "tupe": ("query", "key", "logit_scale"),
+    "deberta": ("logit_scale", "by_distance"),
+    "rope": ("query", "key"),
+    "pope": ("query", "key"),
+    "fope": ("query", "key"),
+    "darope": ("features", "query", "key"),
+    "selective_rope": ("features", "query", "key"),
+    "accumulated_rope": ("features", "query", "key"),
+    "rotated_values": ("query", "key", "value", "output"),
+    "self_extend": ("query", "key", "score"),
+    "dual_chunk": ("query", "key", "score"),
+    "key_offset": ("key",),
+    "canon": ("query", "key", "value"),
+    "alibi": ("by_distance",),
+    "cope": ("score",),
+    "dape": ("by_distance", "score"),  # its base acts by distance: the bias is read in `score`
+    "inkling": ("features", "score"),
+    "grape_a": ("score",),
+    "gape": ("score",),
+    "path": ("features", "revise", "score"),
+    "kerple": ("by_distance",),
+    "bam": ("by_distance",),
+    "sandwich": ("by_distance",),
+    "fire": ("bias",),
+    "dynamic_bias": ("by_distance",),
+    "nape": ("by_distance",),
+    "log_length": ("logit_scale",),
+    "ssmax": ("logit_scale",),
+    "llama4_temperature": ("logit_scale",),
+    "adaptive_temperature": ("features", "logit_scale"),
+    "xpos": ("query", "key", "decay"),
+    "fox": ("features", "token_bias"),
+    "learned_sinks": ("sink",),
+}
 
 #: These cases take every way through the executors, the cache and the model. The default tests check the formula of
 #: every other encoding. The slow tests check everything else, and all variants.

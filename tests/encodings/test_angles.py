@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
 from posx.encodings.angles import angles, inverse_frequencies, running_angles, sin_cos
-from tests.encodings.cases import CASES, DIMS, layer, params_of, projections, tokens
+from tests.encodings.cases import CASES, DIMS, first, layer, params_of, projections, tokens
 
 #: 2 pi to 60 digits, so that the reference below has no rounding but its last.
 TURN = Fraction("6.28318530717958647692528676655900576839433879875021164194989")
@@ -109,7 +109,15 @@ def test_running_angles_do_not_depend_on_chunks():
     assert_allclose(slope, np.cumsum(weights[::-1], axis=0)[::-1] * frequencies, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", [c for c, e in CASES.items() if e.shift_invariant and ("rope" in c or "xl" in c)])
+#: Encodings of angles: each way to rotate, and to add vectors. The others are variants and chains of these.
+ROTATING = ("transformer_xl", "rope", "rope-interleaved", "selective_rope", "accumulated_rope", "rope+alibi")
+OF_THESE = (
+    "transformer_xl-clamp", "selective_rope-gated", "self_extend-rerope", "key_offset-rope", "canon-rope", "dape-rope",
+    "learned_sinks-rope",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", first((*ROTATING, *OF_THESE), ROTATING))
 def test_far_from_zero_attention_is_what_it_is_at_zero(case):
     encoding, t = CASES[case], 9
     params, weights, x = params_of(encoding), projections(), tokens(1, t)

@@ -14,7 +14,7 @@ from posx.contract import acting, require_resolved
 from posx.encodings import Chain, encoding_name, from_spec, spec_of, spec_text
 from posx.errors import ConfigError
 from posx.lab.config import encoding_section
-from tests.encodings.cases import CASES, DIMS, SPECS, STRUCTURAL, first
+from tests.encodings.cases import ACTING, CASES, DIMS, SPECS, STRUCTURAL, first
 
 all_cases = pytest.mark.parametrize("case", CASES)
 
@@ -333,50 +333,6 @@ def test_a_class_of_ones_own_is_named_by_its_place():
     assert encoding_name(encoding) == name
     assert encoding_name(posx.build(["rope", name], DIMS)) == f"rope+{name}"
     assert posx.build(spec_of(encoding), DIMS) == encoding
-
-
-#: The hooks that each encoding defines.
-ACTING = {
-    "nope": (),
-    "sinusoidal": ("embed",),
-    "learned": ("embed",),
-    "shaw": ("by_distance",),
-    "transformer_xl": ("query", "by_distance"),
-    "t5": ("by_distance",),
-    "tupe": ("query", "key", "logit_scale"),
-    "deberta": ("logit_scale", "by_distance"),
-    "rope": ("query", "key"),
-    "pope": ("query", "key"),
-    "fope": ("query", "key"),
-    "darope": ("features", "query", "key"),
-    "selective_rope": ("features", "query", "key"),
-    "accumulated_rope": ("features", "query", "key"),
-    "rotated_values": ("query", "key", "value", "output"),
-    "self_extend": ("query", "key", "score"),
-    "dual_chunk": ("query", "key", "score"),
-    "key_offset": ("key",),
-    "canon": ("query", "key", "value"),
-    "alibi": ("by_distance",),
-    "cope": ("score",),
-    "dape": ("by_distance", "score"),  # its base acts by distance: the bias is read in `score`
-    "inkling": ("features", "score"),
-    "grape_a": ("score",),
-    "gape": ("score",),
-    "path": ("features", "revise", "score"),
-    "kerple": ("by_distance",),
-    "bam": ("by_distance",),
-    "sandwich": ("by_distance",),
-    "fire": ("bias",),
-    "dynamic_bias": ("by_distance",),
-    "nape": ("by_distance",),
-    "log_length": ("logit_scale",),
-    "ssmax": ("logit_scale",),
-    "llama4_temperature": ("logit_scale",),
-    "adaptive_temperature": ("features", "logit_scale"),
-    "xpos": ("query", "key", "decay"),
-    "fox": ("features", "token_bias"),
-    "learned_sinks": ("sink",),
-}
 
 
 @pytest.mark.parametrize("name", posx.ENCODINGS)

@@ -13,12 +13,14 @@ from tests.encodings import reference
 from tests.encodings.cases import CASES, DIMS, layer, params_of, projections, reference_layer, reference_of, tokens
 from tests.encodings.probes import attention_weights
 
+#: Encodings of the positions in their tables alone.
+LIMITED = ("learned", "tupe")
 #: Maps, products and numbers by position; what only follows from these is marked slow.
 FAR = ("sinusoidal", "transformer_xl", "rope", "pope", "alibi", "kerple", "fire", "xpos", "log_length")
 UNLIMITED = [
     pytest.param(case, marks=() if case in FAR else pytest.mark.slow)
-    for case, encoding in CASES.items()
-    if encoding.max_position is None and "-" not in case
+    for case in CASES
+    if case not in LIMITED and "-" not in case
 ]
 T = 11
 

@@ -9,7 +9,8 @@ from posx.errors import ConfigError
 from posx.evaluation import evaluate, protocols
 from posx.evaluation.base import Protocol
 from posx.evaluation.scoring import place
-from posx.lab.config import EvalConfig
+from posx.lab.config import EvalConfig, base_config, run_config
+from posx.lab.runs.checks import unused
 
 STREAM = np.arange(65) % 4
 
@@ -23,6 +24,7 @@ class Shortest(Protocol):
     """Consecutive windows of the shortest length alone."""
 
     name, letter, title = "shortest", "P9", "shortest windows"
+    reads = ("stride",)
     num_targets: int = 0
 
     @classmethod
@@ -58,6 +60,19 @@ def test_a_new_protocol_is_one_class_and_its_line(monkeypatch):
     config = EvalConfig(protocols=("p9",), lengths=(16, 32), num_targets=32)
     assert protocols.run_protocols(config, 16) == [(Shortest(32), (16, 32))]
     assert protocols.problems(dataclasses.replace(config, stride=4), 16) == ["eval.stride=4 means nothing here"]
+
+
+def test_a_protocol_says_which_settings_and_strides_it_chooses(monkeypatch):
+    monkeypatch.setitem(protocols.PROTOCOLS, "shortest", Shortest)
+    run = dataclasses.replace(run_config(base_config()), eval=EvalConfig(protocols=("shortest",)))
+    why = unused(run)
+    assert why["eval.sliding_targets"] == "eval.protocols has no sliding" and "eval.stride" not in why
+    assert why["eval.num_targets"].startswith("eval.protocols has no nonoverlapping or per_position or ")
+    row = {"eval_len": 16, "stride": 4}
+    strides = [cls.chosen_stride(row) for cls in (Shortest, protocols.Sliding, protocols.HfStrided)]
+    assert strides == [None, 4, 4] and protocols.HfStrided.chosen_stride(row | {"stride": 8}) is None
+    whole = [cls.has_whole_windows for cls in (Shortest, protocols.Sliding, protocols.PerPosition)]
+    assert whole == [False, False, True]
 
 
 def test_settings_of_a_run_make_each_protocol_what_it_is():

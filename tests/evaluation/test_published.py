@@ -144,12 +144,12 @@ def test_rolling_asks_for_separators_that_it_cannot_know():
 @pytest.mark.parametrize(
     ("length", "stride"),
     [
-        *[(8, 4), (8, 3), (8, 1), (16, 16), (8, 8), (2, 1)],
-        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((8, 7), (16, 8))),
+        *[(8, 4), (8, 3), (16, 16), (2, 1)],
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((8, 1), (8, 7), (8, 8), (16, 8))),
     ],
 )
 @pytest.mark.parametrize(
-    "size", [2, 8, 9, 13, len(STREAM), *(pytest.param(n, marks=pytest.mark.slow) for n in (7, 12, 48, 55))]
+    "size", [2, 9, 13, *(pytest.param(n, marks=pytest.mark.slow) for n in (7, 8, 12, 48, 55, len(STREAM)))]
 )
 def test_strided_equals_the_recipe(length, stride, size):
     text = STREAM[20 : 20 + size]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from posx.evaluation.differences import ROUNDING, SIGNIFICANCE, Difference, holm, loss_difference, rise_difference
-from posx.evaluation.protocols import HfStrided, Sliding
+from posx.evaluation.protocols import PROTOCOLS
 from posx.evaluation.statistics import perplexity, row_blocks, targets_key
 from posx.lab.files.rows import number
 from posx.lab.plots.captions import other_tokens
@@ -155,9 +155,7 @@ def verdicts(
 
 def _stride(row: Row) -> int | None:
     """Return the stride of a row, None if it follows from its window."""
-    own = HfStrided().stride_at(row["eval_len"], ())
-    chosen = row["protocol"] == Sliding.name or (row["protocol"] == HfStrided.name and row.get("stride") != own)
-    return row.get("stride") if chosen else None
+    return PROTOCOLS[row["protocol"]].chosen_stride(row) if row["protocol"] in PROTOCOLS else None
 
 
 def _sides(one: Curve, other: Curve) -> tuple[_Sides, list[str]]:

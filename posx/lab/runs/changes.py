@@ -13,10 +13,11 @@ from posx.attention import Slots, attend
 from posx.attention.masks import Mask
 from posx.contract import Chain, Dims, Params, Value, abstract_params, values_in
 from posx.contract.composite import inside
-from posx.encodings import Encoding, Rope, build, changed, code_of, from_spec, spec_text
+from posx.encodings import Encoding, build, changed, code_of, from_spec, spec_text
 from posx.encodings.frequencies import Geometric
 from posx.encodings.grammar import value_text
 from posx.encodings.rates import rates_of_layers
+from posx.encodings.rope import Rope
 from posx.errors import ConfigError
 from posx.lab.config import RunConfig, encoding_section
 from posx.lab.config.masks import mask_of, mask_text

@@ -37,9 +37,9 @@ def checked(run: RunConfig) -> RunConfig:
 
 def _protocol_problems(run: RunConfig) -> Iterator[str]:
     for cls in map(protocols.protocol_class, run.eval.protocols):
-        if cls.of_tasks and not run.data.is_task:
+        if cls.measures_tasks and not run.data.is_task:
             yield f"eval.protocols={cls.name} measures a task, but data.source={run.data.source} is text. Leave it out."
-        if run.data.is_task and not cls.of_tasks:
+        if run.data.is_task and not cls.measures_tasks:
             yield f"eval.protocols={cls.name} scores text, but data.source={run.data.source} is a task. Name answers."
 
 
@@ -83,13 +83,10 @@ def unused(run: RunConfig) -> dict[str, str]:
         found["data.dtype"] = "it is the type of .bin files, and none is named"
     if run.data.validation:
         found["data.validation_fraction"] = "data.validation names the held-out text"
-    named = set(map(protocols.protocol_class, run.eval.protocols))
-    if protocols.Sliding not in named:
-        found["eval.sliding_targets"] = "eval.protocols has no sliding"
-    if not named & {protocols.Sliding, protocols.HfStrided}:
-        found["eval.stride"] = "eval.protocols has no sliding"
-    if named == {protocols.Sliding}:
-        found["eval.num_targets"] = "eval.protocols has only sliding, which scores eval.sliding_targets"
+    read = {name for protocol in run.eval.protocols for name in protocols.protocol_class(protocol).reads}
+    for name in sorted({name for cls in protocols.PROTOCOLS.values() for name in cls.reads} - read):
+        readers = (cls.name for cls in protocols.PROTOCOLS.values() if name in cls.reads)
+        found[f"eval.{name}"] = f"eval.protocols has no {' or '.join(readers)}"
     return found
 
 

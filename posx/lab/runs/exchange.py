@@ -15,9 +15,10 @@ import numpy as np
 
 from posx.attention.masks import causal
 from posx.attention.masks import window as window_of
-from posx.encodings import Rope, spec_text
+from posx.encodings import spec_text
 from posx.encodings.frequencies import DynamicNtk
 from posx.encodings.hugging_face import parameters_of
+from posx.encodings.rope import Rope
 from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError
 from posx.fields import typed
 from posx.lab.config import RunConfig, base_config, run_config

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from posx.encodings import Alibi, Encoding, Learned
+from posx.encodings import Encoding
+from posx.encodings.alibi import Alibi
 from posx.encodings.hugging_face import ropes_of
+from posx.encodings.learned import Learned
 from posx.errors import ConfigError
 from posx.lab.config import ModelConfig
 from posx.lab.runs.family import FULL, LOCAL, PROJECTIONS, Family, Names

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from posx.evaluation.base import Protocol, Row
-from posx.evaluation.protocols import Nonoverlapping, PerPosition, longest_window, run_protocols
+from posx.evaluation.protocols import longest_window, run_protocols
 from posx.evaluation.scoring import Documents, Targets, digest_of
 from posx.evaluation.statistics import BLOCK_LEN, LEAST_PLACES
 from posx.lab.config import EvalConfig, RunConfig
@@ -119,7 +119,7 @@ def few_places(asked: Asked, num_documents: int) -> str:
     """
     targets, protocol = asked.targets, asked.plan.protocol
     places = max(len(targets.sizes), targets.num_documents or 0)
-    if not isinstance(protocol, Nonoverlapping | PerPosition) or places >= LEAST_PLACES or places >= num_documents:
+    if not protocol.has_whole_windows or places >= LEAST_PLACES or places >= num_documents:
         return ""
     longest = asked.plan.anchor
     return (

@@ -63,7 +63,7 @@ def get_config(arg="alibi"):
 def test_a_config_file_that_gives_no_fixed_run_is_refused(capsys, tmp_path, site, seed, encoding, wanted):
     path = tmp_path / "computes.py"
     path.write_text(COMPUTES.format(tiny=str(site / "tiny.py"), seed=seed, encoding=encoding))
-    for command in ("train", "sweep"):
+    for command in ("train", "sweep") if encoding == "arg" else ("train",):  # each starts a process that reads the file
         code, _, err = tiny.call(capsys, command, f"--config={path}", f"--workdir={tmp_path / 'run'}")
         assert code == 2 and len(err.splitlines()) == 1 and all(words in err for words in wanted), err
     assert not (tmp_path / "run").exists()

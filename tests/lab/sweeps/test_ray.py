@@ -13,6 +13,8 @@ pytestmark = pytest.mark.engines
 #: Steps of runs that last long enough, wherever they are made, to be caught in the middle.
 LONG = 600
 LONGER = [f"--config.train.steps={LONG}", f"--config.train.checkpoint_steps={LONG // 10}"]
+#: Those of a run that ends when it is stopped, however late that is on a busy machine.
+ENDLESS = ["--config.train.steps=1000000", LONGER[1]]
 
 
 @pytest.fixture
@@ -94,7 +96,7 @@ def test_runs_of_a_machine_that_is_lost_go_on_elsewhere(cluster, site, tmp_path)
 
 def test_a_stopped_sweep_saves_and_a_failing_run_is_named(cluster, site, tmp_path):
     workdir = tmp_path / "sweep"
-    words = sweep(site, workdir, "--config.sweep.seeds=0", *LONGER, f"--on=ray:{cluster.address}")
+    words = sweep(site, workdir, "--config.sweep.seeds=0", *ENDLESS, f"--on=ray:{cluster.address}")
     process = tiny.start(*words)
     run = workdir / "t5-L16-s0"
     tiny.until(lambda: tiny.step(run) > LONG // 10, process)
@@ -114,8 +116,11 @@ def test_a_stopped_sweep_saves_and_a_failing_run_is_named(cluster, site, tmp_pat
     assert code == 7 and "1 of 1 runs failed (t5-L16-s0: " in err and "Traceback" not in err, err
     (run / "checkpoints").unlink()
     (run / "kept").rename(run / "checkpoints")
-    code, _, err = tiny.run(*words)
-    assert code == 0 and f"at step {saved}" in (run / "log.txt").read_text(), err
+    before, process = tiny.step(run), tiny.start(*words)
+    tiny.until(lambda: tiny.step(run) > before, process)
+    process.terminate()
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 75 and f"resuming {run.name} at step {saved}" in (run / "log.txt").read_text(), err
 
 
 def test_where_there_is_no_cluster_one_line_says_so(site, tmp_path):
