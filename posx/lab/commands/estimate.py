@@ -25,7 +25,7 @@ from posx.machine.guard import start_devices
 from posx.notices import say
 
 if TYPE_CHECKING:
-    from posx.lab.commands.evaluate import Request
+    from posx.lab.runs.requests import Request
 
 _HEAD = ("run", "protocol", "length", "targets", "windows", "documents", "FLOP", "memory", "time", "is")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import shlex
@@ -12,14 +11,11 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from posx.contract import values_in
-from posx.errors import ConfigError, PosxError, Stopped, WorkdirError
+from posx.errors import ConfigError, WorkdirError
 from posx.lab.commands import work_folder
 from posx.lab.config import RunConfig, run_config
 from posx.lab.config.sections import LISTS
-from posx.lab.data.store import cache_folder
-from posx.lab.files.atomic import write_json
 from posx.lab.files.rows import result_of
-from posx.lab.machine.compile_cache import use_compile_cache
 from posx.lab.runs import environment
 from posx.lab.runs.changes import differences
 from posx.lab.runs.checks import check_work_folder, checked, say_unused
@@ -44,16 +40,8 @@ def run_train(values: dict[str, Any], config: ConfigDict | RunConfig) -> None:
     folder = RunFolder(work_folder(values))
     from posx.lab.runs.runner import train_and_evaluate  # Flax, Optax, Orbax: once the settings are known to be right
 
-    use_compile_cache(cache_folder(run.data))
-    try:
-        rows = train_and_evaluate(run, folder, values["mesh"], _parent(values))
-        if values["processes"] != 1:  # a sweep says its own summary
-            say(_summary(run, rows, values["workdir"]))
-    except PosxError as error:
-        if not isinstance(error, WorkdirError | Stopped) and (folder.path / ".lock").exists():
-            with contextlib.suppress(PosxError):  # the first error is the one to report
-                write_json(folder.status_file, {"code": error.exit_code, "reason": str(error)})
-        raise
+    rows = train_and_evaluate(run, folder, values["mesh"], _parent(values))
+    say(_summary(run, rows, values["workdir"]))
 
 
 def _asked(values: dict[str, Any], config: ConfigDict | RunConfig) -> RunConfig:

@@ -16,13 +16,13 @@ from posx.encodings import spec_text
 from posx.errors import ConfigError, PosxError, in_one_line
 from posx.lab.config import RunConfig
 from posx.lab.config.data import PLACES
-from posx.lab.data import DataConfig, Dataset, check_length, prepare
+from posx.lab.data import DataConfig, Dataset, prepare
 from posx.lab.data.store import cache_folder
 from posx.lab.files.locks import holder
 from posx.lab.machine.ceiling import machine_ceiling
 from posx.lab.progress import by_reason, duration, size
 from posx.lab.runs import text
-from posx.lab.runs.checks import check_stream, checked, unused
+from posx.lab.runs.checks import checked, unused, with_text
 from posx.lab.runs.folder import RunFolder
 from posx.lab.sweeps.axes import names_of, points_of, run_at, text_of, varying_of
 from posx.lab.sweeps.engines.local import LocalEngine
@@ -73,14 +73,13 @@ def _with_texts(jobs: Sequence[Job], held: Mapping[RunFolder, RunConfig], read: 
             if data not in datasets:
                 datasets[data] = prepare(data, log=say)
                 say(datasets[data].summary())
-            check_stream(run.eval, run.train.length, datasets[data])
-            check_length(len(datasets[data].train.tokens), run.train.length, "the training text")
-            known = datasets[data].digest, datasets[data].held_out_digest
+            run = with_text(run, datasets[data])
         else:  # the run in the job's own folder counts wherever its text is
             own_first = {job.folder: held[job.folder], **held} if job.folder in held else held
             same = (old for at, old in own_first.items() if text.may_be_the_same(run, old, at == job.folder))
-            known = next(((old.text, old.held_out) for old in same), ("", ""))
-        found.append(dataclasses.replace(job, run=dataclasses.replace(run, text=known[0], held_out=known[1])))
+            text_, held_out = next(((old.text, old.held_out) for old in same), ("", ""))
+            run = dataclasses.replace(run, text=text_, held_out=held_out)
+        found.append(dataclasses.replace(job, run=run))
     return found
 
 

@@ -1,4 +1,4 @@
-"""The tasks of a sweep: to train a run, or to evaluate it. Each is a command on the run's folder."""
+"""The tasks of a sweep: to train a run, or to evaluate it. A worker does each from the settings in the run's folder."""
 
 from __future__ import annotations
 
@@ -13,26 +13,23 @@ from posx.errors import PosxError
 from posx.evaluation.protocols import Nonoverlapping, run_protocols
 from posx.lab.config import RunConfig
 from posx.lab.files import lines
-from posx.lab.files.atomic import write_json
 from posx.lab.files.rows import result_of
 from posx.lab.runs.cost import STARTING
 from posx.lab.runs.damage import Damage, damages
 from posx.lab.runs.describe import Expected, expected, row_flops
 from posx.lab.runs.folder import RunFolder
+from posx.lab.runs.requests import write_request
 from posx.lab.runs.text import at_hand
 from posx.lab.sweeps.axes import Point
 from posx.lab.sweeps.schedule import CORE_SPEED, START, Cost
 
-#: A word of every task's command: its process runs alone, even if several processes were started together.
-ALONE = "--processes=1"
-
 
 @dataclasses.dataclass(frozen=True)
 class _Task:
-    """A command on the folder of a run. It logs to `log.txt` there, and prints results to its `output` if it has one.
+    """Work on the folder of a run. It logs to `log.txt` there, and prints results to its `output` if it has one.
 
-    Each kind of task has a `cost`, a `command` in words, and its `progress`: the finished part, below 1 until it ends.
-    `state` describes the running task in a few words, `outcome` its result.
+    Each kind of task has a `cost`, and `hand_over` writes its settings for a worker. Its `progress` is the finished
+    part, below 1 until it ends. `state` describes the running task in a few words, `outcome` its result.
     """
 
     run: RunConfig
@@ -85,11 +82,11 @@ class Job(_Task):
         work = found.slower * (found.flops + (found.eval_flops or 0.0))
         return Cost(work, found.lengths, found.memory, train.steps, rows, train.seed)
 
-    def command(self) -> list[str]:
-        """Return the words of the run as `posx train`. Leaves its settings in its folder."""
-        write_json(self.folder.asked_file, self.run.to_json())
+    def hand_over(self) -> list[str]:
+        """Write the settings of the run into its folder; return the arguments of its worker. Raises WorkdirError."""
+        self.folder.write_asked(self.run)
         self.folder.status_file.unlink(missing_ok=True)
-        return ["train", f"--config_json={self.folder.asked_file}", f"--workdir={self.folder.path}", ALONE]
+        return [str(self.folder.path)]
 
     def failure(self) -> str:
         """Return why the last process failed, "" if it did not."""
@@ -134,10 +131,18 @@ class Job(_Task):
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation(_Task):
-    """The evaluation of a run. `run` holds its settings, with those that the flags set."""
+    """The evaluation of a run, whose rows its worker prints to `output`.
 
-    words: tuple[str, ...] = ()  # flags of `posx evaluate`
-    speed: float = CORE_SPEED  # FLOP/s of one core
+    Attributes:
+      run: its settings, with those that the command sets.
+      data: the settings of its text that the command replaces.
+      speed: of one core, in FLOP/s.
+      debug: show tracebacks.
+    """
+
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    speed: float = CORE_SPEED
+    debug: bool = False
 
     @functools.cached_property
     def cost(self) -> Cost:
@@ -152,8 +157,12 @@ class Evaluation(_Task):
             )  # fmt: skip
         return Cost(0.0, 0, 0.0)
 
-    def command(self) -> list[str]:
-        return ["evaluate", f"--workdir={self.folder.path}", "--json", ALONE, *self.words]
+    def hand_over(self) -> list[str]:
+        """Write the request beside the output; return the arguments of its worker. Raises WorkdirError."""
+        assert self.output is not None, "an evaluation without output has no worker"
+        request = self.output.with_suffix(".json")
+        write_request(request, self.run.eval, self.data)
+        return [str(self.folder.path), str(request), *["--debug"] * self.debug]
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the measured rows, none if the task failed."""

@@ -114,7 +114,7 @@ def starts(monkeypatch, tmp_path):
         engine = LocalEngine([], 0)
         engine.schedule, engine.cores = schedule, cores
         engine.running = [SimpleNamespace(cores=taken) for taken in running]
-        task = SimpleNamespace(folder=RunFolder(tmp_path), output=None, command=list, cost=HOUR)
+        task = SimpleNamespace(folder=RunFolder(tmp_path), output=None, hand_over=list, cost=HOUR)
         while count and (worker := engine.start(task)):
             engine.running.append(worker)
             count -= 1
