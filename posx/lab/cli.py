@@ -48,7 +48,7 @@ def _settings(values: dict[str, Any], config: Any, sweep: bool) -> str:
     """Return the text of `--print_config`: the settings of `config`, or those of the run in the work folder."""
     if config is None and not values["workdir"]:
         return "this command has no settings but its flags."
-    from posx.lab.argv.config_dict import printed
+    from posx.lab.argv.settings import printed
     from posx.lab.runs.folder import runs_in
     from posx.lab.runs.load import unpacked
 

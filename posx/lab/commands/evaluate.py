@@ -14,7 +14,7 @@ from typing import Any
 
 from posx.errors import ConfigError, PartialFailure, WorkdirError
 from posx.fields import items_of, split, typed
-from posx.lab.argv.config_dict import set_anew
+from posx.lab.argv.settings import set_anew
 from posx.lab.commands import COMMANDS, work_folder
 from posx.lab.config import RunConfig
 from posx.lab.files.atomic import finite

@@ -8,12 +8,10 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from posx.contract import values_in
 from posx.errors import ConfigError, WorkdirError
 from posx.lab.commands import work_folder
-from posx.lab.config import RunConfig, run_config
+from posx.lab.config import RunConfig, Sections, run_config
 from posx.lab.config.sections import LISTS
 from posx.lab.files.rows import result_of
 from posx.lab.runs import environment
@@ -26,7 +24,7 @@ from posx.machine.guard import start_devices
 from posx.notices import say
 
 
-def run_train(values: dict[str, Any], config: ConfigDict | RunConfig) -> None:
+def run_train(values: dict[str, Any], config: Sections | RunConfig) -> None:
     """Train a run, or resume it, and evaluate it."""
     folder = RunFolder(work_folder(values, needed=False))
     use_every_core(_least_devices(values, folder))
@@ -44,7 +42,7 @@ def run_train(values: dict[str, Any], config: ConfigDict | RunConfig) -> None:
     say(_summary(run, rows, values["workdir"]))
 
 
-def _asked(values: dict[str, Any], config: ConfigDict | RunConfig) -> RunConfig:
+def _asked(values: dict[str, Any], config: Sections | RunConfig) -> RunConfig:
     """Return the resolved settings of the run. Raises ConfigError for settings of a sweep and for wrong settings."""
     for word, name in values["overrides"].items():
         if name.startswith("sweep."):

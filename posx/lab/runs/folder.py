@@ -16,7 +16,7 @@ from typing import Any
 
 from posx.errors import Damaged, WorkdirError
 from posx.lab.config import RunConfig
-from posx.lab.config.run import SCHEMA_VERSION
+from posx.lab.config.run import SCHEMA_VERSION, plain_values
 from posx.lab.files import checksums, lines, manifests, rows
 from posx.lab.files.atomic import clear, write_json
 from posx.lab.files.locks import lock
@@ -243,7 +243,7 @@ class RunFolder:
     def finished(self, run: RunConfig) -> bool:
         """Tell whether `DONE` says that `run` was trained and evaluated to the end here."""
         done = checksums.whole(self.done_file)
-        return done.get("hash") == run.hash and done.get("eval") == run.to_json()["eval"]
+        return done.get("hash") == run.hash and done.get("eval") == plain_values(vars(run.eval))
 
     def mark_done(self, run: RunConfig, num_rows: int) -> None:
         """Write `DONE` for `run`, as `finished` reads it. Raises WorkdirError if the folder was emptied meanwhile."""
@@ -253,7 +253,7 @@ class RunFolder:
                 raise WorkdirError(
                     f"{self.config_file} was removed during training. Train again with another --workdir."
                 )
-            done = {"hash": run.hash, "eval": run.to_json()["eval"], "step": run.train.steps, "rows": num_rows}
+            done = {"hash": run.hash, "eval": vars(run.eval), "step": run.train.steps, "rows": num_rows}
             write_json(self.done_file, checksums.with_checksum(done))
             self.status_file.unlink(missing_ok=True)
 

@@ -10,11 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from posx.encodings import spec_text
 from posx.errors import ConfigError, PosxError, in_one_line
-from posx.lab.config import RunConfig
+from posx.lab.config import RunConfig, Sections
 from posx.lab.config.data import PLACES
 from posx.lab.data import DataConfig, Dataset, prepare
 from posx.lab.data.store import cache_folder
@@ -35,7 +33,7 @@ from posx.notices import say
 USUAL_SHARE = 0.5
 
 
-def plan(config: ConfigDict, workdir: Path, read: bool = False) -> list[Job]:
+def plan(config: Sections, workdir: Path, read: bool = False) -> list[Job]:
     """Return the runs of a sweep: every combination of the values on its axes, each in its folder.
 
     A run is in the folder that holds it already, else in a new one, named after the settings that vary. `read` reads
