@@ -22,7 +22,7 @@ from posx.lab.files.atomic import clear, write_json
 from posx.lab.files.locks import lock
 from posx.lab.files.rows import number
 from posx.lab.machine import processes
-from posx.lab.machine.compile_cache import process_seconds
+from posx.lab.progress import process_seconds
 
 #: The places of a run's files in a work folder, which is a run, a sweep, or a folder of sweeps.
 _LEVELS = ("{}", "*/{}", "*/*/{}")

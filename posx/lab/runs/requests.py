@@ -12,7 +12,6 @@ from posx.lab.config import DataConfig, EvalConfig, RunConfig
 from posx.lab.data.store import cache_folder
 from posx.lab.files import checksums
 from posx.lab.files.atomic import write_json
-from posx.lab.machine.compile_cache import use_compile_cache
 from posx.lab.runs import text
 from posx.lab.runs.checks import check_stream
 from posx.lab.runs.folder import RunFolder
@@ -68,6 +67,7 @@ def evaluate_request(request: Request, mesh: str = "", workdir: str = "") -> lis
       mesh: "DATAxMODEL" devices, "" for all as data.
       workdir: the folder as the command names it, which all processes must share.
     """
+    from posx.lab.machine.compile_cache import use_compile_cache
     from posx.lab.runs.evaluate import evaluate_run  # Flax and Orbax: once the settings are known to be right
     from posx.lab.runs.load import load_model
     from posx.lab.training.layout import asked_layout

@@ -24,7 +24,6 @@ from posx.lab.runs.checks import checked, unused, with_text
 from posx.lab.runs.folder import RunFolder
 from posx.lab.sweeps.axes import names_of, points_of, run_at, text_of, varying_of
 from posx.lab.sweeps.engines.local import LocalEngine
-from posx.lab.sweeps.engines.slurm import jobs_of
 from posx.lab.sweeps.schedule import START, one_or_more
 from posx.lab.sweeps.tasks import Job
 from posx.notices import say
@@ -64,8 +63,8 @@ def _with_texts(jobs: Sequence[Job], held: Mapping[RunFolder, RunConfig], read: 
         namesakes = (
             (folder, old) for folder, old in held.items() if len(text.named_alike(job.run, old)) == len(PLACES)
         )
-        folder, before = next(namesakes, (job.folder, job.run))
-        run = text.at_known_places(job.run, before)
+        folder, before = next(namesakes, (job.folder, None))
+        run = text.at_known_places(job.run, before) if before else job.run
         if read:
             data = text.at_hand(folder, run).data
             if data not in datasets:
@@ -181,12 +180,17 @@ def preview(jobs: Sequence[Job], values: Mapping[str, Any]) -> str:
 
 def status(jobs: Sequence[Job], workdir: Path) -> str:
     """Return the table of each run's progress, the process that works on it, and the state of its SLURM job."""
-    queued = jobs_of(workdir)
+    queued: Mapping[str, tuple[str, str]] = {}
+    if workdir.exists():
+        from posx.lab.sweeps.engines.slurm import jobs_of  # for a folder that may hold jobs
+
+        queued = jobs_of(workdir)
     table, ended = [["run", "is", "at work", "job"]], 0
     for job in jobs:
         part = job.part()
         state = f"failed: {why}" if (why := job.failure()) else _state(job, part)
-        table.append([job.name, state, holder(job.folder.path / ".lock"), " ".join(queued.get(job.name, ()))])
+        at_work = "" if job.is_new else holder(job.folder.path / ".lock")
+        table.append([job.name, state, at_work, " ".join(queued.get(job.name, ()))])
         ended += part == 1
     return "\n".join([*aligned(table), "", f"{ended} of {len(jobs)} runs are finished"])
 

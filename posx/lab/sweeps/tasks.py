@@ -88,9 +88,14 @@ class Job(_Task):
         self.folder.status_file.unlink(missing_ok=True)
         return [str(self.folder.path)]
 
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was ever started here."""
+        return not self.folder.path.exists()
+
     def failure(self) -> str:
         """Return why the last process failed, "" if it did not."""
-        return self.folder.failure().removeprefix(f"{self.name}: ")
+        return "" if self.is_new else self.folder.failure().removeprefix(f"{self.name}: ")
 
     def finished(self) -> bool:
         """Tell whether these settings were trained and evaluated to the end, and all files are whole."""
@@ -98,7 +103,7 @@ class Job(_Task):
 
     def damages(self) -> list[Damage]:
         """Return the damage in the run's folder."""
-        return damages(self.folder)
+        return [] if self.is_new else damages(self.folder)
 
     def progress(self) -> float:
         """Return the finished part of the expected work after the start."""
@@ -109,6 +114,8 @@ class Job(_Task):
 
     def part(self) -> float:
         """Return the finished part. 1 means that the run is finished."""
+        if self.is_new:
+            return 0.0
         return 1.0 if self.finished() else self.progress()
 
     def state(self) -> str:
