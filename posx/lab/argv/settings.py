@@ -16,8 +16,7 @@ from posx.encodings import CHAIN, encoding_class, spec_text
 from posx.errors import ConfigError, near_names
 from posx.fields import split, typed, typed_fields, unbracketed, unquoted
 from posx.lab.argv import setting_of
-from posx.lab.config import SECTIONS, RunConfig, Sections, SweepConfig, base_config, sections_of
-from posx.lab.config.given import encoding_fields
+from posx.lab.config import SECTIONS, RunConfig, Sections, SweepConfig, base_config, encoding_fields, sections_of
 from posx.lab.config.sections import LISTS
 
 #: The beginning of the settings that are axes of a sweep.

@@ -25,7 +25,7 @@ from posx.lab.runs.checks import checked, say_unused
 from posx.lab.runs.cost import speed_of
 from posx.lab.runs.folder import RunFolder, name_of, runs_in, typed_path
 from posx.lab.runs.load import unpacked
-from posx.lab.runs.requests import Request, evaluate_request, request_of
+from posx.lab.runs.requests import Request, evaluate_request
 from posx.lab.sweeps.engines.local import LocalEngine
 from posx.lab.sweeps.schedule import CORE_SPEED
 from posx.lab.sweeps.tasks import Evaluation
@@ -147,9 +147,9 @@ def _request(values: dict[str, Any], folder: RunFolder, run: RunConfig, parent: 
     }  # fmt: skip
     given = {name: value for name, value in flags.items() if value not in (None, "", ())}
     config = dataclasses.replace(run.eval, **settings["eval"] | given)
-    request = request_of(folder, run, config, settings["data"], parent)
-    checked(request.asked)
-    return request
+    asked = dataclasses.replace(run, eval=config, data=dataclasses.replace(run.data, **settings["data"]))
+    checked(asked)
+    return Request(folder, run, asked, settings["data"], parent)
 
 
 def _estimated(values: dict[str, Any], requests: Mapping[str, Request]) -> dict[str, str]:
@@ -177,7 +177,7 @@ def _side_by_side(values: dict[str, Any], requests: Sequence[Request]) -> tuple[
                 request.asked,
                 request.folder,
                 Path(outputs, str(number)),
-                data=request.text,
+                request,
                 speed=_core_speed(request.run),
                 debug=values["debug"],
             )

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from posx.contract import Value
 from posx.encodings import CHAIN, Chain, encoding_name, from_spec, spec_text
-from posx.errors import ConfigError, near_names
+from posx.errors import ConfigError
 from posx.fields import typed_fields
 from posx.lab.config.data import DataConfig
 from posx.lab.config.sections import SECTIONS, EvalConfig, ModelConfig, SweepConfig, TrainConfig
@@ -47,11 +47,8 @@ def sections_of(config: ConfigDict | Mapping[str, Any]) -> Sections:
     encoding, sweep = values.get("encoding") or {}, values.get("sweep", {})
     if not isinstance(encoding.get("name"), str):
         raise ConfigError("the config has no encoding.name. Give one: --config.encoding=rope")
-    typed, known = typed_sections(values), [field.name for field in dataclasses.fields(SweepConfig)]
-    if unknown := [name for name in sweep if name not in known]:
-        near = ", ".join(f"sweep.{name}" for name in near_names(unknown[0], known, number=4, cutoff=0.3) or known)
-        raise ConfigError(f"config key 'sweep.{unknown[0]}' is unknown. Nearest: {near}")
-    return Sections(spec_text(encoding), **typed, sweep=SweepConfig(**sweep))
+    typed_fields(SweepConfig, dict.fromkeys(sweep, ()), "config section 'sweep'", "sweep.")  # its names alone
+    return Sections(spec_text(encoding), **typed_sections(values), sweep=SweepConfig(**sweep))
 
 
 def typed_sections(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,17 +64,9 @@ def typed_sections(values: Mapping[str, Any]) -> dict[str, Any]:
 def base_config(encoding: str = "alibi") -> ConfigDict:
     """Return every option with its default, for the encoding that a text names. Raises ConfigError."""
     config = ConfigDict({name: dataclasses.asdict(cls()) for name, cls in SECTIONS.items()})
-    config.encoding = encoding_section(encoding)
+    config.encoding = ConfigDict(encoding_fields(encoding), type_safe=False)  # its class checks them: "auto" is a value
     config.sweep = ConfigDict(vars(SweepConfig()), convert_dict=False)  # names of axes have dots
     return config
-
-
-def encoding_section(text: str) -> ConfigDict:
-    """Return the section `encoding` of the encoding that `text` names, see `encoding_fields`. Raises ConfigError.
-
-    Fields take values of any type here, because "auto" is one. The encoding's class checks them later.
-    """
-    return ConfigDict(encoding_fields(text), type_safe=False)
 
 
 def encoding_fields(text: str) -> dict[str, Any]:

@@ -173,27 +173,26 @@ class RunFolder:
         """Return why the last process here failed, "" if it did not."""
         return str(lines.whole(self.status_file).get("reason", ""))
 
-    def read_config(self) -> RunConfig:
-        """Return the settings that this run was started with.
+    def read_config(self, file: Path | None = None) -> RunConfig:
+        """Return the settings that this run was started with, or those in another `file` of its folder.
 
         Raises:
           Damaged: the file was cut, or does not match its checksum.
           WorkdirError: there is none, or its settings cannot be read for another reason.
         """
-        if not self.config_file.exists():
+        file = file or self.config_file
+        if not file.exists():
             raise WorkdirError(
-                f"{self.path} holds no run: there is no {self.config_file.name} in it. Correct --workdir, or train "
-                "a run there."
+                f"{self.path} holds no run: there is no {file.name} in it. Correct --workdir, or train a run there."
             )
-        return _read_run(self.config_file)
-
-    def write_asked(self, run: RunConfig) -> None:
-        """Write the settings of a run for the process that makes it. Raises WorkdirError."""
-        write_json(self.asked_file, checksums.with_checksum(run.to_json()))
-
-    def read_asked(self) -> RunConfig:
-        """Return the settings that `write_asked` has written. Raises WorkdirError if they cannot be read."""
-        return _read_run(self.asked_file)
+        found = checksums.read_object(file)
+        is_ours = found.get("schema_version") == SCHEMA_VERSION
+        if is_ours and (problem := checksums.checksum_problem(found)):
+            raise Damaged(f"{file} cannot be read: {problem}")
+        try:
+            return RunConfig.from_json(found)
+        except ValueError as error:
+            raise WorkdirError(f"{file} cannot be read: {error}") from None
 
     def owners(self) -> set[str]:
         """Return the hashes of the runs that wrote the whole files here, without that of `config.json`."""
@@ -353,18 +352,6 @@ class RunFolder:
         with contextlib.ExitStack() as stack:
             processes.on_first(hold)
             yield
-
-
-def _read_run(file: Path) -> RunConfig:
-    """Return the settings that a file holds. Raises Damaged or WorkdirError, see `RunFolder.read_config`."""
-    values = checksums.read_object(file)
-    is_ours = values.get("schema_version") == SCHEMA_VERSION
-    if is_ours and (problem := checksums.checksum_problem(values)):
-        raise Damaged(f"{file} cannot be read: {problem}")
-    try:
-        return RunConfig.from_json(values)
-    except ValueError as error:
-        raise WorkdirError(f"{file} cannot be read: {error}") from None
 
 
 def safe_name(text: str) -> str:

@@ -1,17 +1,12 @@
-"""The evaluation of a stored run: as a value, as a file for another process, and carried out."""
+"""The evaluation of a stored run, as a value that a command makes and any process carries out."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from posx.fields import typed_fields
-from posx.lab.config import DataConfig, EvalConfig, RunConfig
+from posx.lab.config import RunConfig
 from posx.lab.data.store import cache_folder
-from posx.lab.files import checksums
-from posx.lab.files.atomic import write_json
 from posx.lab.runs import text
 from posx.lab.runs.checks import check_stream
 from posx.lab.runs.folder import RunFolder
@@ -34,27 +29,6 @@ class Request(NamedTuple):
     asked: RunConfig
     text: Mapping[str, Any]
     parent: RunFolder | None = None
-
-
-def request_of(
-    folder: RunFolder, run: RunConfig, config: EvalConfig, data: Mapping[str, Any], parent: RunFolder | None = None
-) -> Request:
-    """Return the request to evaluate a stored run with `config`, and with the fields `data` of its text replaced."""
-    asked = dataclasses.replace(run, eval=config, data=dataclasses.replace(run.data, **data))
-    return Request(folder, run, asked, data, parent)
-
-
-def write_request(file: Path, config: EvalConfig, data: Mapping[str, Any]) -> None:
-    """Write the settings of an evaluation for the process that carries it out. The run's own are in its folder."""
-    write_json(file, checksums.with_checksum({"eval": vars(config), "data": dict(data)}))
-
-
-def read_request(folder: RunFolder, file: Path) -> Request:
-    """Return the request of `file` for the run in `folder`. Raises WorkdirError if one of the two cannot be read."""
-    values = checksums.read_checked(file)
-    config = EvalConfig(**typed_fields(EvalConfig, values["eval"], str(file), "eval."))
-    data = typed_fields(DataConfig, values["data"], str(file), "data.")
-    return request_of(folder, folder.read_config(), config, data)
 
 
 def evaluate_request(request: Request, mesh: str = "", workdir: str = "") -> list[dict[str, Any]]:

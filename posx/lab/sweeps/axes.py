@@ -14,8 +14,7 @@ from posx.encodings.grammar import parse
 from posx.errors import ConfigError
 from posx.fields import typed_fields
 from posx.lab.argv.settings import axis_values, check_key, settings
-from posx.lab.config import SECTIONS, RunConfig, Sections, run_config
-from posx.lab.config.given import encoding_fields
+from posx.lab.config import SECTIONS, RunConfig, Sections, encoding_fields, run_config
 from posx.lab.config.sections import LISTS
 from posx.lab.runs.folder import safe_name, short_digest
 

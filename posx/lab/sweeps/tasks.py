@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,12 +14,14 @@ from posx.errors import PosxError
 from posx.evaluation.protocols import Nonoverlapping, run_protocols
 from posx.lab.config import RunConfig
 from posx.lab.files import lines
+from posx.lab.files.atomic import write_json
+from posx.lab.files.checksums import with_checksum
 from posx.lab.files.rows import result_of
 from posx.lab.runs.cost import STARTING
 from posx.lab.runs.damage import Damage, damages
 from posx.lab.runs.describe import Expected, expected, row_flops
 from posx.lab.runs.folder import RunFolder
-from posx.lab.runs.requests import write_request
+from posx.lab.runs.requests import Request
 from posx.lab.runs.text import at_hand
 from posx.lab.sweeps.axes import Point
 from posx.lab.sweeps.schedule import CORE_SPEED, START, Cost
@@ -84,7 +87,7 @@ class Job(_Task):
 
     def hand_over(self) -> list[str]:
         """Write the settings of the run into its folder; return the arguments of its worker. Raises WorkdirError."""
-        self.folder.write_asked(self.run)
+        write_json(self.folder.asked_file, with_checksum(self.run.to_json()))
         self.folder.status_file.unlink(missing_ok=True)
         return [str(self.folder.path)]
 
@@ -142,12 +145,12 @@ class Evaluation(_Task):
 
     Attributes:
       run: its settings, with those that the command sets.
-      data: the settings of its text that the command replaces.
+      request: what its worker does; None for a task that is only scheduled.
       speed: of one core, in FLOP/s.
       debug: show tracebacks.
     """
 
-    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    request: Request | None = None
     speed: float = CORE_SPEED
     debug: bool = False
 
@@ -165,11 +168,10 @@ class Evaluation(_Task):
         return Cost(0.0, 0, 0.0)
 
     def hand_over(self) -> list[str]:
-        """Write the request beside the output; return the arguments of its worker. Raises WorkdirError."""
-        assert self.output is not None, "an evaluation without output has no worker"
-        request = self.output.with_suffix(".json")
-        write_request(request, self.run.eval, self.data)
-        return [str(self.folder.path), str(request), *["--debug"] * self.debug]
+        """Write the request beside the output; return the arguments of its worker. Raises OSError."""
+        file = Path(f"{self.output}.request")
+        file.write_bytes(pickle.dumps(self.request))  # read by a child of this process, at once
+        return [str(self.folder.path), str(file), *["--debug"] * self.debug]
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the measured rows, none if the task failed."""

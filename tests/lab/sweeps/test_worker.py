@@ -1,7 +1,6 @@
 """The process of one task: it starts from the settings in the folder, and never from a command line of posx."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -9,10 +8,10 @@ import sys
 import jax
 import pytest
 
-from posx.errors import WorkdirError
 from posx.lab.runs.folder import RunFolder
-from posx.lab.runs.requests import read_request, write_request
+from posx.lab.runs.requests import Request
 from posx.lab.sweeps import worker
+from posx.lab.sweeps.tasks import Evaluation, Job
 from tests import tiny
 
 
@@ -47,7 +46,7 @@ def test_a_worker_ends_when_its_sweep_does(whole):
 def test_a_worker_resumes_the_run_of_its_folder(capsys, here, whole, tmp_path):
     """A finished run keeps every row; no setting is resolved, and no check of settings is made again."""
     folder = RunFolder(shutil.copytree(whole, tmp_path / "run"))
-    folder.write_asked(folder.read_config())
+    Job(folder.read_config(), folder).hand_over()
     (folder.path / "DONE").unlink()
     rows = folder.eval_file.read_bytes()
     code, out, err = here(capsys, folder.path)
@@ -58,27 +57,19 @@ def test_a_worker_resumes_the_run_of_its_folder(capsys, here, whole, tmp_path):
 def test_a_worker_refuses_edited_or_missing_settings(capsys, here, whole, tmp_path):
     folder = RunFolder(shutil.copytree(whole, tmp_path / "run"))
     code, _, err = here(capsys, folder.path)
-    assert code == 4 and err == f"posx: {folder.asked_file} is missing\n"
-    folder.write_asked(folder.read_config())
+    assert code == 4 and "there is no asked.json in it" in err and len(err.splitlines()) == 1
+    Job(folder.read_config(), folder).hand_over()
     folder.asked_file.write_text(folder.asked_file.read_text().replace('"steps": 32', '"steps": 33'))
     code, _, err = here(capsys, folder.path)
     assert code == 4 and "does not match its checksum" in err and len(err.splitlines()) == 1
 
 
 def test_a_worker_prints_the_rows_of_a_request(capsys, here, whole, tmp_path):
-    """They are stored here. A request for another text names it, and a torn one is refused."""
-    folder, file = RunFolder(shutil.copytree(whole, tmp_path / "run")), tmp_path / "request.json"
-    config = folder.read_config().eval
-    write_request(file, config, {})
-    code, out, _ = here(capsys, folder.path, file)
+    folder = RunFolder(shutil.copytree(whole, tmp_path / "run"))
+    run = folder.read_config()
+    task = Evaluation(run, folder, tmp_path / "rows", Request(folder, run, run, {}))
+    code, out, _ = here(capsys, *task.hand_over())
     printed, stored = [json.loads(line) for line in out.splitlines()], tiny.rows(folder.eval_file)
     assert code == 0 and len(printed) == len(stored) and stored[0]["run_id"] == "whole"
     renamed = {"run_id": "run", "checksum": ""}  # the folder is a copy
     assert [row | renamed for row in printed] == [row | renamed for row in stored]
-    other = tmp_path / "other.txt"
-    other.write_text("some other words " * 200)
-    write_request(file, config, {"validation": str(other)})
-    assert read_request(folder, file).asked.data.validation == str(other)
-    with pytest.raises(WorkdirError, match="request.json"):
-        os.truncate(file, 30)
-        read_request(folder, file)
