@@ -15,7 +15,7 @@ from posx.encodings import spec_text
 from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError, in_one_line
 from posx.evaluation import protocols
 from posx.lab.config import SECTIONS, EvalConfig, RunConfig
-from posx.lab.data import Dataset
+from posx.lab.data import Dataset, check_length
 from posx.lab.data.corpus import absolute, is_path
 from posx.lab.progress import size
 from posx.lab.runs.folder import RunFolder
@@ -105,6 +105,13 @@ def check_stream(config: EvalConfig, train_len: int, dataset: Dataset) -> None:
         )
     for protocol, lengths in protocols.run_protocols(config, train_len):
         protocol.check_text(have, lengths, "the validation text")
+
+
+def with_text(run: RunConfig, dataset: Dataset) -> RunConfig:
+    """Return `run` with the digests of its text. Raises DataError if the text is too short for it."""
+    check_stream(run.eval, run.train.length, dataset)
+    check_length(len(dataset.train.tokens), run.train.length, "the training text")
+    return dataclasses.replace(run, text=dataset.digest, held_out=dataset.held_out_digest)
 
 
 def check_writable(path: Path) -> None:
