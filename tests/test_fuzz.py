@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies as st
 
 from posx.errors import PosxError
-from posx.lab.argv.config_dict import asked_before, earlier_run
+from posx.lab.argv.files import earlier_run
 from posx.lab.data import DataConfig, load_tokenizer, prepare, train_bpe
 from posx.lab.files.rows import result_of
 from posx.lab.plots.rows import read_rows
@@ -87,7 +87,7 @@ def test_config_json(whole, tmp_path):
         with refused_in_a_line():
             run = earlier_run(str(path))
             checked(run)
-            asked_before(run)
+            run.as_given()
         with refused_in_a_line():
             RunFolder(tmp_path).read_config()
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from posx import notices
@@ -15,6 +17,9 @@ LINE_SECONDS = 10.0
 #: The weight of the expected pace, as a part of the whole work, beside the pace of the finished work.
 PRIOR = 0.05
 DAY, YEAR = 86400, 365.25 * 86400  # seconds
+
+
+_IMPORTED = time.monotonic()
 
 
 def duration(seconds: float) -> str:
@@ -136,3 +141,12 @@ class Meter:
         if made <= 0:
             return ""
         return f"{duration(spent / made * (self.total - self.done) - (now - self.reported))} left"
+
+
+def process_seconds() -> float:
+    """Return the seconds since this process started, or since this file was imported if the system does not tell."""
+    try:
+        facts = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(facts[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError, IndexError):
+        return time.monotonic() - _IMPORTED

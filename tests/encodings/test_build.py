@@ -13,7 +13,7 @@ import posx
 from posx.contract import acting, require_resolved
 from posx.encodings import Chain, encoding_name, from_spec, spec_of, spec_text
 from posx.errors import ConfigError
-from posx.lab.config import encoding_section
+from posx.lab.config import encoding_fields
 from tests.encodings.cases import ACTING, CASES, DIMS, SPECS, STRUCTURAL, first
 
 all_cases = pytest.mark.parametrize("case", CASES)
@@ -52,7 +52,7 @@ def test_the_length_of_a_table_is_no_setting(name):
     long = table.at_length(100)
     assert long != table and long.max_position == 99 and long.at_length(16) == table.at_length(16)
     assert posx.build(long, DIMS) == long and pickle.loads(pickle.dumps(long)) == long == copy.deepcopy(long)
-    printed = f"{spec_text(long)} {spec_of(long)} {long} {encoding_section(spec_text(long))}"
+    printed = f"{spec_text(long)} {spec_of(long)} {long} {encoding_fields(spec_text(long))}"
     assert "stretched" not in printed and "100" not in printed
 
 

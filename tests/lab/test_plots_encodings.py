@@ -1,5 +1,6 @@
 """Pictures of the encodings: those of the folder's own runs, trained, or without runs a catalogue."""
 
+import dataclasses
 import math
 import pathlib
 import shutil
@@ -45,7 +46,7 @@ def test_a_folders_own_encodings_are_drawn_as_trained(tmp_path: pathlib.Path, wh
     """With its own heads and sizes; a run without a checkpoint is drawn as initialised, one that cannot be read not."""
     shutil.copytree(whole, tmp_path / "trained")
     asked = RunFolder(whole).read_config().asked
-    start(tmp_path / "sent", run_config({**asked, "encoding": {"name": "rope", "base": 500.0}}))
+    start(tmp_path / "sent", run_config(dataclasses.replace(asked, encoding="rope(base=500)")))
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{}")
     apply, params, _ = load(whole)

@@ -64,9 +64,11 @@ class Words(NamedTuple):
 
 
 def read(command: Command, words: Sequence[str]) -> tuple[dict[str, Any], Any]:
-    """Return the values of the flags after a command's name, and what `config_dict.config_of` makes of them.
+    """Return the values of the flags after a command's name, and what `files.config_of` makes of them.
 
-    Among the values is "operand", a tuple if the command takes several. The second is None if it takes no config.
+    Among the values are "operand", a tuple if the command takes several, and "without_argument". That is a function for
+    the settings of a config file without the argument that it was given, or None. The second is None if the command
+    takes no config.
 
     Raises:
       ConfigError: the command does not take one of the words, or a setting is wrong.
@@ -75,7 +77,7 @@ def read(command: Command, words: Sequence[str]) -> tuple[dict[str, Any], Any]:
     several, operands = command.operand.endswith("..."), list[str]()
     while command.operand and stray and not stray[0].startswith("-") and (several or not operands):
         operands.append(stray.pop(0))
-    values["operand"] = tuple(operands) if several else "".join(operands)
+    values |= {"operand": tuple(operands) if several else "".join(operands), "without_argument": None}
     if stray:
         raise _unknown(stray[0], command, words, given)
     refused = [f"--{name}" for name in SOURCES if values[name] is not None and not command.takes_config]
@@ -86,7 +88,7 @@ def read(command: Command, words: Sequence[str]) -> tuple[dict[str, Any], Any]:
         raise ConfigError(f"--jobs={jobs} must be at least 1, or 0 for the fastest number on this machine.")
     if not command.takes_config:
         return values, None
-    from posx.lab.argv.config_dict import config_of  # and JAX with it, which flags alone do not need
+    from posx.lab.argv.files import config_of  # and JAX with it, which flags alone do not need
 
     return values, config_of(given)
 
@@ -183,7 +185,7 @@ def _unknown(word: str, command: Command, words: Sequence[str], given: Words) ->
     if not hint and not (command.takes_config or command.sections):
         hint = f"The flags of this command are: {_listed(command)}."
     elif not hint:
-        from posx.lab.argv.config_dict import settings_of
+        from posx.lab.argv.files import settings_of
 
         known = {name: f"--{name}" for name in command.flags}
         for name in settings_of(command, given):

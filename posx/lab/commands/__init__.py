@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from posx.errors import ConfigError, WorkdirError
-from posx.lab import interrupts
 from posx.lab.argv import Command, Flags
 from posx.lab.files.locks import holder
 from posx.lazy import modules_of
@@ -65,9 +64,8 @@ MEASURING: Flags = {
     "num_targets": (int, "targets to score; 0: all; left out: as in the run's config"),
     "executor": ("", "auto, dense, blockwise, kernel or fused"),
 }
-#: Flags of commands that run several processes, and of the processes that they start.
+#: A flag of commands that run several processes.
 _JOBS = (0, "runs at a time; 0: the number, and the cores of each, that are fastest on this machine")
-_STOP = (False, "end when standard input closes; for processes that a sweep starts")
 
 #: Flags of commands that several processes may carry out together.
 _TOGETHER: Flags = {
@@ -84,7 +82,6 @@ _OWN: dict[str, Command] = {
         {
             "from": ("", "a run to start from: its weights where they fit, at step 0 of a new schedule"),
             **_TOGETHER,
-            "stop_with_stdin": _STOP,
         },
         takes_config=True,
     ),
@@ -116,7 +113,6 @@ _OWN: dict[str, Command] = {
             **_TOGETHER,
             "jobs": _JOBS,
             "json": (False, "print the rows as JSON lines; draw nothing"),
-            "stop_with_stdin": _STOP,
         },
         sections=("data", "eval"),
     ),
@@ -227,8 +223,6 @@ def function_of(name: str) -> Callable[..., Callable[[], object] | None]:
 def run(name: str, values: dict[str, Any], config: Any) -> None:
     """Run a command, with other processes if its flags or a launcher say so. Raises PosxError."""
     main = function_of(name)
-    if values.get("stop_with_stdin"):
-        interrupts.end_with_stdin()
     if "coordinator" not in values or values["dry_run"]:
         if rest := main(values, config):
             rest()

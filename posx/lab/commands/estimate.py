@@ -26,8 +26,8 @@ from posx.machine.guard import start_devices
 from posx.notices import say
 
 if TYPE_CHECKING:
-    from posx.lab.commands.evaluate import Request
     from posx.lab.model import Model
+    from posx.lab.runs.requests import Request
 
 _HEAD = ("run", "protocol", "length", "targets", "windows", "documents", "FLOP", "memory", "time", "is")
 
@@ -93,7 +93,7 @@ def _rows(request: Request, texts: dict[str, Dataset]) -> tuple[list[_Row], floa
 
     run, config, weights = request.run, request.asked.eval, request.parent or request.folder
     tokenizer = text.saved_tokenizer(weights)
-    key = repr((run.text, run.asked["data"], request.text, tokenizer.digest))
+    key = repr((run.text, run.asked.data, request.text, tokenizer.digest))
     if key not in texts:
         texts[key] = text.text_of(weights, run, request.text)
     dataset = texts[key]

@@ -10,24 +10,22 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from posx.errors import ConfigError, PartialFailure, WorkdirError
 from posx.fields import items_of, split, typed
-from posx.lab.argv.config_dict import set_anew
-from posx.lab.commands import COMMANDS, MEASURING, work_folder
+from posx.lab.argv.settings import set_anew
+from posx.lab.commands import COMMANDS, work_folder
 from posx.lab.config import RunConfig
-from posx.lab.data.store import cache_folder
 from posx.lab.files.atomic import finite
 from posx.lab.files.rows import failures
-from posx.lab.machine.compile_cache import use_compile_cache
 from posx.lab.progress import by_reason
-from posx.lab.runs import text
 from posx.lab.runs.changes import differences, under
-from posx.lab.runs.checks import check_stream, checked, say_unused
+from posx.lab.runs.checks import checked, say_unused
 from posx.lab.runs.cost import speed_of
 from posx.lab.runs.folder import RunFolder, name_of, runs_in, typed_path
 from posx.lab.runs.load import unpacked
+from posx.lab.runs.requests import Request, evaluate_request
 from posx.lab.sweeps.engines.local import LocalEngine
 from posx.lab.sweeps.schedule import CORE_SPEED
 from posx.lab.sweeps.tasks import Evaluation
@@ -43,24 +41,6 @@ WINDOWS = " (--layers=full leaves these out)"
 Measured = Mapping[RunFolder, Sequence[dict[str, Any]]]
 
 
-class Request(NamedTuple):
-    """A stored run with the settings of its evaluation.
-
-    Attributes:
-      folder: of the run.
-      run: its stored settings.
-      asked: its settings with the requested ones.
-      text: the settings of its text that the request replaces.
-      parent: the run whose weights it has under another encoding, if any.
-    """
-
-    folder: RunFolder
-    run: RunConfig
-    asked: RunConfig
-    text: Mapping[str, Any]
-    parent: RunFolder | None = None
-
-
 def run_evaluate(values: dict[str, Any], _: None) -> Callable[[], None]:
     """Evaluate runs; return the function that shows their rows."""
     use_every_core(math.prod(mesh_of(values["mesh"])) if values["mesh"] else 1)
@@ -70,9 +50,8 @@ def run_evaluate(values: dict[str, Any], _: None) -> Callable[[], None]:
         workdir = workdir.parent  # the folder of the runs under other encodings
     for line in by_reason(failed.items()):
         say(line)
-    if not values["stop_with_stdin"]:  # else the process that started this one has said it
-        stride = {} if values["stride"] is None else {f"--stride={values['stride']}": "eval.stride"}
-        say_unused((request.asked for request in requests), values["overrides"] | stride)
+    stride = {} if values["stride"] is None else {f"--stride={values['stride']}": "eval.stride"}
+    say_unused((request.asked for request in requests), values["overrides"] | stride)
     for request in requests:
         if request.parent:
             name = request.folder.path.name
@@ -87,7 +66,8 @@ def run_evaluate(values: dict[str, Any], _: None) -> Callable[[], None]:
             print(f"{name}: {', '.join(config.protocols)} at {config.lengths}")
         failed |= _estimated(values, {name_of(one.folder.path, workdir): one for one in requests})
     elif len(requests) + len(failed) == 1:
-        measured = {request.folder: _evaluate(values, request) for request in requests}
+        place = str(work_folder(values))
+        measured = {request.folder: evaluate_request(request, values["mesh"], place) for request in requests}
     else:
         measured, reasons = _side_by_side(values, requests)
         failed |= {name_of(folder.path, workdir): why for folder, why in reasons.items() if not measured[folder]}
@@ -166,31 +146,10 @@ def _request(values: dict[str, Any], folder: RunFolder, run: RunConfig, parent: 
         "protocols": tuple(items_of(values["protocol"])), "stride": values["stride"], "executor": values["executor"],
     }  # fmt: skip
     given = {name: value for name, value in flags.items() if value not in (None, "", ())}
-    config, data = dataclasses.replace(run.eval, **settings["eval"] | given), settings["data"]
-    asked = dataclasses.replace(run, eval=config, data=dataclasses.replace(run.data, **data))
+    config = dataclasses.replace(run.eval, **settings["eval"] | given)
+    asked = dataclasses.replace(run, eval=config, data=dataclasses.replace(run.data, **settings["data"]))
     checked(asked)
-    return Request(folder, run, asked, data, parent)
-
-
-def _evaluate(values: dict[str, Any], request: Request) -> list[dict[str, Any]]:
-    """Return the rows of one run, evaluated by this process or by all processes together."""
-    from posx.lab.runs.evaluate import evaluate_run  # Flax and Orbax: once the settings are known to be right
-    from posx.lab.runs.load import load_model
-    from posx.lab.training.layout import asked_layout
-
-    folder, run, config = request.folder, request.run, request.asked.eval
-    use_compile_cache(cache_folder(request.asked.data))
-    start_devices()  # before the text is read
-    dataset = text.text_of(folder, run, request.text)
-    check_stream(config, run.train.length, dataset)
-    layout = asked_layout(values["mesh"], 0, run.model.kv_heads)
-    facts = {
-        "settings": repr((run, config)), "text": dataset.digest, "--mesh": str(layout),
-        "--workdir": str(work_folder(values)),
-    }  # fmt: skip
-    with folder.held(facts):
-        model, params, _, step = load_model(folder, layout)
-        return evaluate_run(run, config, model, layout.put(params), dataset, folder, step, layout)
+    return Request(folder, run, asked, settings["data"], parent)
 
 
 def _estimated(values: dict[str, Any], requests: Mapping[str, Request]) -> dict[str, str]:
@@ -212,12 +171,15 @@ def _core_speed(run: RunConfig) -> float:
 
 def _side_by_side(values: dict[str, Any], requests: Sequence[Request]) -> tuple[Measured, dict[RunFolder, str]]:
     """Return the rows of each run, measured in its own process, and {folder: reason} of the runs that failed."""
-    words = [f"--{name}={values[name]}" for name in MEASURING if values[name] not in (None, "")]
-    words += ["--debug"] * values["debug"] + list(values["overrides"])
     with tempfile.TemporaryDirectory() as outputs:
         tasks = [
             Evaluation(
-                request.asked, request.folder, Path(outputs, str(number)), tuple(words), _core_speed(request.run)
+                request.asked,
+                request.folder,
+                Path(outputs, str(number)),
+                request,
+                speed=_core_speed(request.run),
+                debug=values["debug"],
             )
             for number, request in enumerate(requests)
         ]

@@ -8,13 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
-from posx.encodings import spec_text
 from posx.errors import ConfigError, Damaged, OutOfMemoryError, PartialFailure, PosxError, WorkdirError
-from posx.lab.argv.config_dict import asked_before, load_config, override, settings
+from posx.lab.argv.settings import settings
 from posx.lab.commands import work_folder
-from posx.lab.config import RunConfig
+from posx.lab.config import RunConfig, Sections
 from posx.lab.files.copies import CopyTarget
 from posx.lab.progress import by_reason
 from posx.lab.runs.checks import check_work_folder, check_writable, say_unused
@@ -26,16 +23,16 @@ from posx.lab.sweeps.tasks import Job
 from posx.notices import say
 
 
-def run_sweep(values: dict[str, Any], config: ConfigDict | RunConfig) -> None:
+def run_sweep(values: dict[str, Any], config: Sections | RunConfig) -> None:
     """Plan the runs, run those that are missing, and draw the figures."""
-    config = asked_before(config)
+    config = config.as_given() if isinstance(config, RunConfig) else config
     engines.check(values)
     only_told = values["dry_run"] or values["status"]
     workdir = work_folder(values, needed=not values["dry_run"])
     if values["workdir"]:
         check_work_folder(workdir, sweep=True)
-    argument = (values["config"] or "").partition(":")[2]
-    if argument and _is_idle(values, config):
+    if values["without_argument"] and _is_idle(values, config):
+        argument = values["config"].partition(":")[2]
         raise ConfigError(
             f"--config={values['config']}: the sweep makes the same runs without {argument!r}. Leave it out, or choose "
             f"the encodings with --config.sweep.encodings={argument}"
@@ -115,9 +112,9 @@ def _copied(keep: Callable[[Path], None], jobs: Sequence[Job]) -> dict[str, str]
     return failed
 
 
-def _unused(values: dict[str, Any], config: ConfigDict, jobs: Sequence[Job]) -> list[str]:
+def _unused(values: dict[str, Any], config: Sections, jobs: Sequence[Job]) -> list[str]:
     """Return the words of the command that set a varying setting to a value that no run has."""
-    given = settings(config) | {"encoding": config.encoding.to_dict()}
+    given = settings(config) | {"encoding": config.encoding}
     used = {name: {text_of(name, job.point[name]) for job in jobs} for name in jobs[0].point}
     names = {  # a field belongs to the encoding that the config has chosen
         word: "encoding" if name.startswith("encoding.") and name not in used else name
@@ -126,11 +123,10 @@ def _unused(values: dict[str, Any], config: ConfigDict, jobs: Sequence[Job]) -> 
     return [word for word, name in names.items() if name in used and text_of(name, given.get(name)) not in used[name]]
 
 
-def _is_idle(values: dict[str, Any], config: ConfigDict) -> bool:
+def _is_idle(values: dict[str, Any], config: Sections) -> bool:
     """Return whether the argument of the config file changes no run of the sweep, and is not the encoding of all."""
     with contextlib.suppress(ConfigError), contextlib.redirect_stderr(io.StringIO()):  # some files need an argument
-        default = asked_before(load_config({"config": values["config"].partition(":")[0]}))
-        override(default, values["overrides"])
+        default = values["without_argument"]()
         runs, others = ([run_at(one, point) for point in points_of(one)] for one in (config, default))
-        return runs == others and any(run.encoding != spec_text(config.encoding.to_dict()) for run in runs)
+        return runs == others and any(run.encoding != config.encoding for run in runs)
     return False

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import shlex
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from posx.contract import values_in
-from posx.errors import ConfigError, PosxError, Stopped, WorkdirError
+from posx.errors import ConfigError, WorkdirError
 from posx.lab.commands import work_folder
-from posx.lab.config import RunConfig, run_config
+from posx.lab.config import RunConfig, Sections, run_config
 from posx.lab.config.sections import LISTS
-from posx.lab.data.store import cache_folder
-from posx.lab.files.atomic import write_json
 from posx.lab.files.rows import result_of
-from posx.lab.machine.compile_cache import use_compile_cache
 from posx.lab.runs import environment
 from posx.lab.runs.changes import differences
 from posx.lab.runs.checks import check_work_folder, checked, say_unused
@@ -30,7 +24,7 @@ from posx.machine.guard import start_devices
 from posx.notices import say
 
 
-def run_train(values: dict[str, Any], config: ConfigDict | RunConfig) -> None:
+def run_train(values: dict[str, Any], config: Sections | RunConfig) -> None:
     """Train a run, or resume it, and evaluate it."""
     folder = RunFolder(work_folder(values, needed=False))
     use_every_core(_least_devices(values, folder))
@@ -44,19 +38,11 @@ def run_train(values: dict[str, Any], config: ConfigDict | RunConfig) -> None:
     folder = RunFolder(work_folder(values))
     from posx.lab.runs.runner import train_and_evaluate  # Flax, Optax, Orbax: once the settings are known to be right
 
-    use_compile_cache(cache_folder(run.data))
-    try:
-        rows = train_and_evaluate(run, folder, values["mesh"], _parent(values))
-        if values["processes"] != 1:  # a sweep says its own summary
-            say(_summary(run, rows, values["workdir"]))
-    except PosxError as error:
-        if not isinstance(error, WorkdirError | Stopped) and (folder.path / ".lock").exists():
-            with contextlib.suppress(PosxError):  # the first error is the one to report
-                write_json(folder.status_file, {"code": error.exit_code, "reason": str(error)})
-        raise
+    rows = train_and_evaluate(run, folder, values["mesh"], _parent(values))
+    say(_summary(run, rows, values["workdir"]))
 
 
-def _asked(values: dict[str, Any], config: ConfigDict | RunConfig) -> RunConfig:
+def _asked(values: dict[str, Any], config: Sections | RunConfig) -> RunConfig:
     """Return the resolved settings of the run. Raises ConfigError for settings of a sweep and for wrong settings."""
     for word, name in values["overrides"].items():
         if name.startswith("sweep."):

@@ -1,4 +1,4 @@
-"""All settings of one run: typed sections as they are given, and one resolved value that everything below reads.
+"""All settings of one run: one resolved frozen value that everything below reads.
 
 A run is its resolved settings. `RunConfig.hash` names it: two runs are the same if and only if their hashes are equal.
 """
@@ -14,11 +14,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from posx.contract import Value
-from posx.encodings import CHAIN, Chain, Dims, Encoding, code_of, encoding_name, from_spec, spec_of, spec_text
+from posx.encodings import Dims, Encoding, code_of, encoding_name, from_spec, spec_of, spec_text
 from posx.encodings.rates import Rates, from_json, multipliers_in_rows, rates_of_layers, to_json
 from posx.errors import ConfigError, in_one_line
-from posx.fields import typed_fields
+from posx.lab.config.data import PLACES
+from posx.lab.config.given import Sections, sections_of, typed_sections
 from posx.lab.config.sections import (
     SECTIONS,
     DataConfig,
@@ -51,7 +51,7 @@ class RunConfig:
         imported model.
       held_out: the digest of the scored part of that text, which `text` covers.
       parent: the run whose weights this one has or starts from, see `as_parent`.
-      asked: the sections of the config as they were given, for the reader.
+      asked: the settings as they were given, from which its encoding has its name and new settings are resolved.
     """
 
     layers: tuple[Encoding, ...]
@@ -61,10 +61,10 @@ class RunConfig:
     eval: EvalConfig
     rates: Rates
     code: Mapping[str, str]
+    asked: Sections = dataclasses.field(compare=False, repr=False)
     text: str = ""
     held_out: str = ""
     parent: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    asked: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     @property
     def dims(self) -> Dims:
@@ -73,12 +73,18 @@ class RunConfig:
     @property
     def encoding(self) -> str:
         """The encoding as it was given: rope(base=500000)+alibi."""
-        return spec_text(self.asked["encoding"])
+        return self.asked.encoding
 
     @property
     def layer_texts(self) -> tuple[str, ...]:
         """The encoding of each layer as it was given."""
-        return tuple(map(spec_text, self.model.layers(self.asked["encoding"])))
+        return tuple(map(spec_text, self.model.layers(self.encoding)))
+
+    def as_given(self) -> Sections:
+        """Return the settings that ask for this run again, from any directory. A sweep of them makes this run."""
+        places = {name: getattr(self.data, name) for name in PLACES}
+        sweep = SweepConfig((self.encoding,), (self.train.length,), (self.train.seed,))
+        return dataclasses.replace(self.asked, data=dataclasses.replace(self.asked.data, **places), sweep=sweep)
 
     @functools.cached_property
     def settings(self) -> dict[str, Any]:
@@ -91,12 +97,12 @@ class RunConfig:
         found["train.position_lr_multiplier"] = multipliers_in_rows(self.rates)
         decayed = sorted(f"{n}.{name}" for n, layer in enumerate(self.rates) for name, rate in layer if rate.decays)
         found |= {"train.decayed": decayed} if decayed else {}
-        specs = _plain_values([spec_of(encoding) for encoding in cycle_of(self.layers)])
+        specs = plain_values([spec_of(encoding) for encoding in cycle_of(self.layers)])
         found |= dict(_leaves(specs[0], "encoding") if len(specs) == 1 else _leaves(specs, "layers"))
         found |= {f"code.{name}": digest for name, digest in self.code.items()}
         found |= {f"parent.{name}": value for name, value in self.parent.items()}
         found |= {"data": self.text} if self.text else {f"data.{name}": v for name, v in self.data.named().items()}
-        return _plain_values(found)
+        return plain_values(found)
 
     @functools.cached_property
     def hash(self) -> str:
@@ -135,7 +141,8 @@ class RunConfig:
         resolved = {"layers": list(map(spec_of, self.layers)), "rates": to_json(self.rates), "code": dict(self.code)}
         texts = {"text": self.text, "held_out": self.held_out}
         head = {"schema_version": SCHEMA_VERSION, "hash": self.hash, **texts, "parent": dict(self.parent)}
-        return _plain_values(head | {"asked": dict(self.asked)} | sections | resolved)
+        asked = {name: fields for name, fields in self.asked.fields().items() if name != "sweep"}
+        return plain_values(head | {"asked": asked} | sections | resolved)
 
     @staticmethod
     def from_json(values: Any) -> RunConfig:
@@ -152,19 +159,18 @@ class RunConfig:
         sections = typed_sections(values)
         try:
             layers, rates = tuple(map(from_spec, values["layers"])), from_json(values["rates"])
-            asked, code, parent = (dict(values[name]) for name in ("asked", "code", "parent"))
+            code, parent = dict(values["code"]), dict(values["parent"])
             text, held_out = str(values["text"]), str(values["held_out"])
-            spec_text(asked["encoding"])
+            asked = sections_of(values["asked"])
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise ConfigError(f"its settings are damaged: {type(error).__name__}: {error}") from None
-        typed_sections(asked)
         if len(layers) != sections["model"].num_layers or len(rates) != len(layers):
             raise ConfigError(f"layers and rates must have {sections['model'].num_layers} entries, one for each layer")
         run = RunConfig(
             layers, rates=rates, code=code, text=text, held_out=held_out, parent=parent, asked=asked, **sections
         )
         for layer, stored in zip(layers, values["layers"], strict=True):
-            if _plain_values(spec_of(layer)) != stored:
+            if plain_values(spec_of(layer)) != stored:
                 raise ConfigError(
                     f"it holds {stored}, but the code of {encoding_name(layer)} now resolves to {layer}. Restore the "
                     "code, or train the run again."
@@ -177,67 +183,28 @@ class RunConfig:
         return run
 
 
-def run_config(config: ConfigDict | Mapping[str, Any]) -> RunConfig:
+def run_config(config: Sections | ConfigDict | Mapping[str, Any]) -> RunConfig:
     """Return the resolved settings of one run.
 
     Raises ConfigError for an unknown or mistyped setting, and with every setting that is out of its range. Whether the
     encodings, the protocols and the text fit is checked by `posx.lab.runs.checks`.
     """
-    asked = _plain_values({name: dict(config[name]) if name in config else None for name in ("encoding", *SECTIONS)})
-    if not isinstance((asked["encoding"] or {}).get("name"), str):
-        raise ConfigError("the config has no encoding.name. Give one: --config.encoding=rope")
-    sections = typed_sections(asked)
+    asked = config if isinstance(config, Sections) else sections_of(config)
+    sections = {name: getattr(asked, name) for name in SECTIONS}
     if problems := [problem for section in sections.values() for problem in section.problems()]:
         raise ConfigError(in_one_line(problems))
-    model, train = sections["model"].resolved(), sections["train"]
-    layers, dims = model.encodings(asked["encoding"], train.length), model.dims(train.length)
+    model, train = asked.model.resolved(), asked.train
+    layers, dims = model.encodings(asked.encoding, train.length), model.dims(train.length)
     rates = rates_of_layers(layers, dims, train.position_lr_multiplier)
     sections |= {"model": model, "eval": sections["eval"].resolved(sections["data"].is_task)}
     return RunConfig(layers, rates=rates, code=code_of(layers), asked=asked, **sections)
-
-
-def typed_sections(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {section: value} of a config. Raises ConfigError for a missing section, an unknown key or a wrong type."""
-    found = {}
-    for name, cls in SECTIONS.items():
-        if not isinstance(given := values.get(name), Mapping):
-            raise ConfigError(f"the config has no section {name!r}. Start from posx.lab.config.base_config().")
-        found[name] = cls(**typed_fields(cls, given, f"config section {name!r}", f"{name}."))
-    return found
-
-
-def base_config(encoding: str = "alibi") -> ConfigDict:
-    """Return every option with its default, for the encoding that a text names. Raises ConfigError."""
-    config = ConfigDict({name: dataclasses.asdict(cls()) for name, cls in SECTIONS.items()})
-    config.encoding = encoding_section(encoding)
-    config.sweep = ConfigDict(vars(SweepConfig()), convert_dict=False)  # names of axes have dots
-    return config
-
-
-def encoding_section(text: str) -> ConfigDict:
-    """Return the section `encoding` of the encoding that `text` names: its name and every field. Raises ConfigError.
-
-    A field that is resolved from the sizes is "auto", an encoding inside another is a text. A chain has the texts in
-    `parts`. Fields take values of any type here, because "auto" is one. The encoding's class checks them later.
-    """
-    value = from_spec(text)
-    if isinstance(value, Chain):
-        return ConfigDict({"name": CHAIN, "parts": tuple(map(spec_text, value.parts))}, type_safe=False)
-    fields = {field.name: _typable(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
-    return ConfigDict({"name": encoding_name(value), **fields}, type_safe=False)
 
 
 def _digest(settings: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _typable(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_typable, value))
-    return "auto" if value is None else spec_text(value) if isinstance(value, Value) else value
-
-
-def _plain_values(value: Any) -> Any:
+def plain_values(value: Any) -> Any:
     """Return `value` as JSON holds it: tuples as lists."""
     return json.loads(json.dumps(value))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import platform
 import re
 import tempfile
@@ -23,6 +22,7 @@ from typing import Any
 import jax
 import jaxlib
 
+from posx.lab.progress import process_seconds
 from posx.machine.cores import cpu_facts
 from posx.notices import say
 
@@ -31,7 +31,6 @@ MOST_BYTES = 2 << 30
 #: Seconds after their last use until the programs of another jaxlib or another kind of CPU are deleted.
 UNUSED_SECONDS = 30 * 24 * 3600.0
 
-_IMPORTED = time.monotonic()
 _events: Any = Counter()  # how often JAX's own events happened in this process, or the seconds that they took
 jax.monitoring.register_event_listener(lambda event, **_: _events.update({event: 1}))
 jax.monitoring.register_event_duration_secs_listener(
@@ -156,12 +155,3 @@ def start_cost() -> dict[str, Any]:
         "cache_hits": _events["/jax/compilation_cache/cache_hits"],
         "cache_misses": _events["/jax/compilation_cache/cache_misses"],
     }
-
-
-def process_seconds() -> float:
-    """Return the seconds since this process started, or since this file was imported if the system does not tell."""
-    try:
-        facts = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(facts[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError, ValueError, IndexError):
-        return time.monotonic() - _IMPORTED

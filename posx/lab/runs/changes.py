@@ -19,7 +19,7 @@ from posx.encodings.grammar import value_text
 from posx.encodings.rates import rates_of_layers
 from posx.encodings.rope import Rope
 from posx.errors import ConfigError
-from posx.lab.config import RunConfig, encoding_section
+from posx.lab.config import RunConfig
 from posx.lab.config.masks import mask_of, mask_text
 from posx.lab.config.sections import cycle_of
 
@@ -44,15 +44,15 @@ def under(run: RunConfig, encoding: str = "", masks: Sequence[str] = (), layers:
       ConfigError: a text is wrong, no layer would change, or the parameters do not fit the trained ones.
     """
     chosen = _chosen(run, encoding, layers)
-    texts, policy = [spec_text(spec) for spec in run.model.layers(run.asked["encoding"])], run.model.layer_policy
-    asked, found, new_masks = dict(run.asked), list(run.layers), list(run.model.masks)
+    texts, policy = [spec_text(spec) for spec in run.model.layers(run.encoding)], run.model.layer_policy
+    asked, found, new_masks = run.asked, list(run.layers), list(run.model.masks)
     if encoding:
         for n in chosen:
             found[n], texts[n] = _changed(encoding, run, n)
         _check_acts_on_these(encoding, found, run.layers)
         main = next((texts[n] for n in chosen if policy[n % len(policy)] == "encoding"), texts[chosen[0]])
         policy = cycle_of(tuple("encoding" if text == main else text for text in texts))
-        asked["encoding"] = encoding_section(main).to_dict()
+        asked = dataclasses.replace(asked, encoding=main)
     if masks[len(chosen) :]:
         raise ConfigError(f"--masks: {masks[len(chosen)]} would be in none of the {len(chosen)} layers. Give fewer.")
     for place, n in enumerate(chosen if masks else ()):
@@ -61,7 +61,8 @@ def under(run: RunConfig, encoding: str = "", masks: Sequence[str] = (), layers:
     if new_masks == list(run.model.masks) and all(_act_alike(new, old, run.dims) for new, old in pairs):
         return run
     model = dataclasses.replace(run.model, layer_policy=policy, mask_policy=cycle_of(tuple(map(mask_text, new_masks))))
-    asked["model"] = {**asked["model"], "layer_policy": list(policy), "mask_policy": list(model.mask_policy)}
+    given = dataclasses.replace(asked.model, layer_policy=policy, mask_policy=model.mask_policy)
+    asked = dataclasses.replace(asked, model=given)
     rates = rates_of_layers(tuple(found), run.dims, run.train.position_lr_multiplier)
     return dataclasses.replace(
         run, layers=tuple(found), model=model, rates=rates, code=code_of(found), asked=asked, parent=run.as_parent()
@@ -92,7 +93,7 @@ def _changed(text: str, run: RunConfig, layer: int) -> tuple[Encoding, str]:
     chain keeps their trained values if its learned arrays need these, as the buckets of T5 do. All parts keep them if
     this version of posx resolves them in another way. Raises ConfigError if the parameters do not fit the trained ones.
     """
-    given, trained = from_spec(run.model.layers(run.asked["encoding"])[layer]), run.layers[layer]
+    given, trained = from_spec(run.model.layers(run.encoding)[layer]), run.layers[layer]
     learned, follows = _shapes(trained, run.dims), build(given, run.dims) == trained
     new = changed(text, given if follows else trained)
     if follows and _shapes(build(new, run.dims), run.dims) != learned:

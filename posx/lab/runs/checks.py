@@ -123,6 +123,13 @@ def check_stream(config: EvalConfig, train_len: int, dataset: Dataset) -> None:
         protocol.check_text(have, lengths, "the validation text")
 
 
+def with_text(run: RunConfig, dataset: Dataset) -> RunConfig:
+    """Return `run` with the digests of its text. Raises DataError if the text is too short for it."""
+    check_stream(run.eval, run.train.length, dataset)
+    dataset.check_length(run.train.length)
+    return dataclasses.replace(run, text=dataset.digest, held_out=dataset.held_out_digest)
+
+
 def check_writable(path: Path) -> None:
     """Raise WorkdirError if no file can be made at `path`. Access bits alone do not tell."""
     try:

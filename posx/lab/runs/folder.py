@@ -16,13 +16,13 @@ from typing import Any
 
 from posx.errors import Damaged, WorkdirError
 from posx.lab.config import RunConfig
-from posx.lab.config.run import SCHEMA_VERSION
+from posx.lab.config.run import SCHEMA_VERSION, plain_values
 from posx.lab.files import checksums, lines, manifests, rows
 from posx.lab.files.atomic import clear, write_json
 from posx.lab.files.locks import lock
 from posx.lab.files.rows import number
 from posx.lab.machine import processes
-from posx.lab.machine.compile_cache import process_seconds
+from posx.lab.progress import process_seconds
 
 #: The places of a run's files in a work folder, which is a run, a sweep, or a folder of sweeps.
 _LEVELS = ("{}", "*/{}", "*/*/{}")
@@ -173,26 +173,26 @@ class RunFolder:
         """Return why the last process here failed, "" if it did not."""
         return str(lines.whole(self.status_file).get("reason", ""))
 
-    def read_config(self) -> RunConfig:
-        """Return the settings that this run was started with.
+    def read_config(self, file: Path | None = None) -> RunConfig:
+        """Return the settings that this run was started with, or those in another `file` of its folder.
 
         Raises:
           Damaged: the file was cut, or does not match its checksum.
           WorkdirError: there is none, or its settings cannot be read for another reason.
         """
-        if not self.config_file.exists():
+        file = file or self.config_file
+        if not file.exists():
             raise WorkdirError(
-                f"{self.path} holds no run: there is no {self.config_file.name} in it. Correct --workdir, or train "
-                "a run there."
+                f"{self.path} holds no run: there is no {file.name} in it. Correct --workdir, or train a run there."
             )
-        found = checksums.read_object(self.config_file)
+        found = checksums.read_object(file)
         is_ours = found.get("schema_version") == SCHEMA_VERSION
         if is_ours and (problem := checksums.checksum_problem(found)):
-            raise Damaged(f"{self.config_file} cannot be read: {problem}")
+            raise Damaged(f"{file} cannot be read: {problem}")
         try:
             return RunConfig.from_json(found)
         except ValueError as error:
-            raise WorkdirError(f"{self.config_file} cannot be read: {error}") from None
+            raise WorkdirError(f"{file} cannot be read: {error}") from None
 
     def owners(self) -> set[str]:
         """Return the hashes of the runs that wrote the whole files here, without that of `config.json`."""
@@ -242,7 +242,7 @@ class RunFolder:
     def finished(self, run: RunConfig) -> bool:
         """Tell whether `DONE` says that `run` was trained and evaluated to the end here."""
         done = checksums.whole(self.done_file)
-        return done.get("hash") == run.hash and done.get("eval") == run.to_json()["eval"]
+        return done.get("hash") == run.hash and done.get("eval") == plain_values(vars(run.eval))
 
     def mark_done(self, run: RunConfig, num_rows: int) -> None:
         """Write `DONE` for `run`, as `finished` reads it. Raises WorkdirError if the folder was emptied meanwhile."""
@@ -252,7 +252,7 @@ class RunFolder:
                 raise WorkdirError(
                     f"{self.config_file} was removed during training. Train again with another --workdir."
                 )
-            done = {"hash": run.hash, "eval": run.to_json()["eval"], "step": run.train.steps, "rows": num_rows}
+            done = {"hash": run.hash, "eval": vars(run.eval), "step": run.train.steps, "rows": num_rows}
             write_json(self.done_file, checksums.with_checksum(done))
             self.status_file.unlink(missing_ok=True)
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from typing import Any
 
 import jax
 
-from posx.errors import Damaged, DataError, PartialFailure, WorkdirError
+from posx.errors import Damaged, DataError, PartialFailure, PosxError, Stopped, WorkdirError
 from posx.lab.config import RunConfig
 from posx.lab.data import Dataset, corpus, prepare
+from posx.lab.data.store import cache_folder
+from posx.lab.files.atomic import write_json
 from posx.lab.files.rows import failures
+from posx.lab.machine.compile_cache import use_compile_cache
 from posx.lab.runs import damage, environment, text
-from posx.lab.runs.checks import check_disk, check_memory, check_stream, check_writable
+from posx.lab.runs.checks import check_disk, check_memory, check_writable, with_text
 from posx.lab.runs.describe import count, executor_of, layout, model_of, opening
 from posx.lab.runs.evaluate import evaluate_run
 from posx.lab.runs.folder import RunFolder
@@ -28,12 +30,28 @@ def train_and_evaluate(
 ) -> list[dict[str, Any]]:
     """Train, evaluate and mark `folder` done; return the rows. Every finished part is kept and not done again.
 
+    The reason of a failure is kept in `status.json`, from which a sweep reads it.
+
     Args:
-      run: its settings.
+      run: its settings, checked.
       folder: of the run.
       mesh: "DATAxMODEL" to shard the state over devices too, see `posx.lab.training.layout`.
       parent: the run whose weights this one starts from, if `run.parent` names one.
+
+    Raises:
+      PosxError: the run cannot be made, or was stopped.
     """
+    use_compile_cache(cache_folder(run.data))
+    try:
+        return _train_and_evaluate(run, folder, mesh, parent)
+    except PosxError as error:
+        if not isinstance(error, WorkdirError | Stopped) and (folder.path / ".lock").exists():
+            with contextlib.suppress(PosxError):  # the first error is the one to report
+                write_json(folder.status_file, {"code": error.exit_code, "reason": str(error)})
+        raise
+
+
+def _train_and_evaluate(run: RunConfig, folder: RunFolder, mesh: str, parent: RunFolder | None) -> list[dict[str, Any]]:
     run, how, dataset = _prepared(run, folder, mesh)
     facts = {
         "settings": run.hash, "text": dataset.digest, "--mesh": str(how), "--workdir": str(folder.path),
@@ -63,7 +81,11 @@ def train_and_evaluate(
 
 
 def _prepared(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, Layout, Dataset]:
-    """Return the run with the digest of its text, its layout on devices and its text. Raises PosxError."""
+    """Return the run with the digest of its text, its layout on devices and its text. Raises PosxError.
+
+    A sweep that planned the run has checked its settings. The folder, the text, memory and disk are checked here in
+    any case: they may have changed since, or be those of another machine.
+    """
     check_writable(folder.path)
     if folder.is_borrowed:
         raise WorkdirError(f"{folder.path} has the weights of another run, so it is not trained. Name a new folder.")
@@ -77,16 +99,14 @@ def _prepared(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, 
     how = layout(at_hand, environment.devices_of(folder), mesh)
     say(f"{folder.path.name}  {opening(at_hand, how)}")
     dataset = prepare(at_hand.data, log=say)
-    if run.text not in ("", dataset.digest):
+    if not run.text:
+        run = with_text(run, dataset)
+    elif run.text != dataset.digest:  # with the digest that a sweep has read, its checks of the text hold too
         raise DataError(
             f"data.source={at_hand.data.source}: the text or its tokenizer has changed since the settings of "
             f"this run were written (digest {run.text[:12]}, now {dataset.digest[:12]}). Restore it, or name it "
             "with --config.data.source=PATH."
         )
-    run = dataclasses.replace(run, text=dataset.digest, held_out=dataset.held_out_digest)
-    folder.check_resumes(run)
-    check_stream(run.eval, run.train.length, dataset)
-    dataset.check_length(run.train.length)
     num_params = count(model_of(run, dataset.tokenizer.vocab_size))
     say(f"{folder.path.name}  {dataset.summary()}; {num_params:,} parameters")
     check_memory(num_params // jax.process_count() if how.model else num_params)

@@ -16,7 +16,7 @@ from posx.notices import say
 
 def named_alike(run: RunConfig, held: RunConfig) -> list[str]:
     """Return the settings of `PLACES` that two runs give by the same words."""
-    return [name for name in corpus.PLACES if run.asked["data"].get(name) == held.asked["data"].get(name)]
+    return [name for name in corpus.PLACES if getattr(run.asked.data, name) == getattr(held.asked.data, name)]
 
 
 def may_be_the_same(run: RunConfig, held: RunConfig, anywhere: bool) -> bool:
@@ -35,8 +35,8 @@ def at_known_places(run: RunConfig, held: RunConfig) -> RunConfig:
     for name, place in kept.items():
         if (here := getattr(run.data, name)) != place and Path(here).is_absolute() and Path(here).exists():
             say(
-                f"notice: data.{name}={run.asked['data'][name]} is {place}, as for the runs of the work folder, not "
-                f"{here}"
+                f"notice: data.{name}={getattr(run.asked.data, name)} is {place}, as for the runs of the work folder, "
+                f"not {here}"
             )
     return dataclasses.replace(run, data=dataclasses.replace(run.data, **kept))
 
@@ -106,7 +106,7 @@ def _named_text(folder: RunFolder, run: RunConfig, asked: Mapping[str, Any]) -> 
             f"{folder.path} was imported, so posx does not know its text. Name a text with "
             "--config.data.validation=PATH, all of which is scored"
         )
-    from_here = dataclasses.replace(run, data=corpus.absolute(DataConfig(**run.asked["data"])))
+    from_here = dataclasses.replace(run, data=corpus.absolute(run.asked.data))
     data = dataclasses.replace(at_known_places(from_here, run).data, **asked)
     if run.is_imported and "source" not in asked and data.tuning_fraction:
         raise WorkdirError(

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from posx.encodings import encoding_class, spec_text
 from posx.encodings.grammar import parse
 from posx.errors import ConfigError
 from posx.fields import typed_fields
-from posx.lab.argv.config_dict import axis_values, check_key, settings
-from posx.lab.config import RunConfig, encoding_section, run_config
+from posx.lab.argv.settings import axis_values, check_key, settings
+from posx.lab.config import SECTIONS, RunConfig, Sections, encoding_fields, run_config
 from posx.lab.config.sections import LISTS
 from posx.lab.runs.folder import safe_name, short_digest
 
@@ -25,7 +24,7 @@ MOST_RUNS = 1000
 Point = Mapping[str, Any]
 
 
-def points_of(config: ConfigDict) -> list[Point]:
+def points_of(config: Sections) -> list[Point]:
     """Return every combination of the values on the axes of a sweep. Axes that `sweep.zip` joins are one axis.
 
     Training lengths vary slowest, then encodings, other settings and seeds.
@@ -44,34 +43,35 @@ def points_of(config: ConfigDict) -> list[Point]:
     return [{setting: point[setting] for setting in axes} for point in values]
 
 
-def axes_of(config: ConfigDict) -> dict[str, tuple[Any, ...]]:
+def axes_of(config: Sections) -> dict[str, tuple[Any, ...]]:
     """Return {setting: values}: training lengths first, then encodings, other settings, seeds.
 
     Raises ConfigError for a setting that is not known and for one without values.
     """
-    given = {setting: (f"sweep.{name}", config.sweep[name]) for name, setting in LISTS.items()}
+    given = {setting: (f"sweep.{name}", getattr(config.sweep, name)) for name, setting in LISTS.items()}
     given |= {setting: (f"sweep.axes.{setting}", values) for setting, values in sorted(config.sweep.axes.items())}
-    found = {}
+    values: Any
+    axes = {}
     for setting in (*(s for s in given if s != "train.seed"), "train.seed"):
         name, values = given[setting]
-        found[setting] = axis_values(config, setting, values, name)
-        if not found[setting]:
+        axes[setting] = axis_values(config, setting, values, name)
+        if not axes[setting]:
             raise ConfigError(f"{name} is empty. Name at least one.")
         if setting == "encoding":
-            found[setting] = tuple(_encoding(value, config.encoding.to_dict()) for value in found[setting])
-    return found
+            axes[setting] = tuple(_encoding(value, config.encoding) for value in axes[setting])
+    return axes
 
 
-def _encoding(spec: Any, chosen: Mapping[str, Any]) -> str:
+def _encoding(spec: Any, chosen: str) -> str:
     """Return the text of `spec`. The name alone of the encoding that the config has chosen stands for its fields."""
-    by_name = isinstance(spec, str) and parse(spec) == {"name": chosen["name"]}
-    return spec_text(chosen if by_name else spec)
+    by_name = isinstance(spec, str) and parse(spec) == {"name": encoding_fields(chosen)["name"]}
+    return chosen if by_name else spec_text(spec)
 
 
-def _groups(config: ConfigDict, axes: Mapping[str, Sequence[Any]]) -> list[tuple[str, ...]]:
+def _groups(config: Sections, axes: Mapping[str, Sequence[Any]]) -> list[tuple[str, ...]]:
     """Return the settings that advance together, in the order of the axes; most advance alone. Raises ConfigError."""
     joined: dict[str, tuple[str, ...]] = {}
-    for entry in config.sweep.get("zip", ()):
+    for entry in config.sweep.zip:
         name = f"sweep.zip={entry}"
         group = tuple(LISTS.get(part.strip(), part.strip()) for part in entry.split("+"))
         if len(group) < 2:
@@ -99,26 +99,26 @@ def _rows(group: Sequence[str], axes: Mapping[str, Sequence[Any]]) -> list[tuple
     return rows
 
 
-def run_at(config: ConfigDict, point: Point) -> RunConfig:
+def run_at(config: Sections, point: Point) -> RunConfig:
     """Return the run of a sweep at one combination of values. Raises ConfigError."""
-    return run_config(sections_at(config, point))
+    return run_config(config_at(config, point))
 
 
-def sections_at(config: ConfigDict, point: Point) -> dict[str, Any]:
-    """Return the sections of a config at one combination of values. Raises ConfigError."""
-    values = config.to_dict()
-    encoding = encoding_section(point["encoding"]).to_dict()
-    fields = {}
+def config_at(config: Sections, point: Point) -> Sections:
+    """Return a config at one combination of values. Raises ConfigError."""
+    changes: dict[str, dict[str, Any]] = {name: {} for name in ("encoding", *SECTIONS)}
     for setting, value in point.items():
         section, _, name = setting.partition(".")
-        if section == "encoding" and name:
-            fields[name] = value
-        elif name:
-            values[section][name] = value
+        if name:
+            changes[section][name] = value
+    encoding, fields = point["encoding"], changes.pop("encoding")
     if fields:
-        cls, what = encoding_class(encoding["name"]), f"encoding {encoding['name']!r}"
-        encoding |= dict.fromkeys(fields, "auto") | typed_fields(cls, fields, what, "encoding.")
-    return values | {"encoding": encoding}
+        every = encoding_fields(encoding)
+        cls, what = encoding_class(every["name"]), f"encoding {every['name']!r}"
+        every |= dict.fromkeys(fields, "auto") | typed_fields(cls, fields, what, "encoding.")
+        encoding = spec_text(every)
+    sections = {name: dataclasses.replace(getattr(config, name), **fields) for name, fields in changes.items()}
+    return dataclasses.replace(config, encoding=encoding, **sections)
 
 
 def varying_of(points: Sequence[Point]) -> list[str]:

@@ -10,11 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from posx.encodings import spec_text
 from posx.errors import ConfigError, PosxError, in_one_line
-from posx.lab.config import RunConfig
+from posx.lab.config import RunConfig, Sections
 from posx.lab.config.data import PLACES
 from posx.lab.data import DataConfig, Dataset, prepare
 from posx.lab.data.store import cache_folder
@@ -22,11 +20,10 @@ from posx.lab.files.locks import holder
 from posx.lab.machine.ceiling import machine_ceiling
 from posx.lab.progress import by_reason, duration, size
 from posx.lab.runs import text
-from posx.lab.runs.checks import check_stream, checked, unused
+from posx.lab.runs.checks import checked, unused, with_text
 from posx.lab.runs.folder import RunFolder
 from posx.lab.sweeps.axes import names_of, points_of, run_at, text_of, varying_of
 from posx.lab.sweeps.engines.local import LocalEngine
-from posx.lab.sweeps.engines.slurm import jobs_of
 from posx.lab.sweeps.schedule import START, one_or_more
 from posx.lab.sweeps.tasks import Job
 from posx.notices import say
@@ -35,7 +32,7 @@ from posx.notices import say
 USUAL_SHARE = 0.5
 
 
-def plan(config: ConfigDict, workdir: Path, read: bool = False) -> list[Job]:
+def plan(config: Sections, workdir: Path, read: bool = False) -> list[Job]:
     """Return the runs of a sweep: every combination of the values on its axes, each in its folder.
 
     A run is in the folder that holds it already, else in a new one, named after the settings that vary. `read` reads
@@ -66,21 +63,20 @@ def _with_texts(jobs: Sequence[Job], held: Mapping[RunFolder, RunConfig], read: 
         namesakes = (
             (folder, old) for folder, old in held.items() if len(text.named_alike(job.run, old)) == len(PLACES)
         )
-        folder, before = next(namesakes, (job.folder, job.run))
-        run = text.at_known_places(job.run, before)
+        folder, before = next(namesakes, (job.folder, None))
+        run = text.at_known_places(job.run, before) if before else job.run
         if read:
             data = text.at_hand(folder, run).data
             if data not in datasets:
                 datasets[data] = prepare(data, log=say)
                 say(datasets[data].summary())
-            check_stream(run.eval, run.train.length, datasets[data])
-            datasets[data].check_length(run.train.length)
-            known = datasets[data].digest, datasets[data].held_out_digest
+            run = with_text(run, datasets[data])
         else:  # the run in the job's own folder counts wherever its text is
             own_first = {job.folder: held[job.folder], **held} if job.folder in held else held
             same = (old for at, old in own_first.items() if text.may_be_the_same(run, old, at == job.folder))
-            known = next(((old.text, old.held_out) for old in same), ("", ""))
-        found.append(dataclasses.replace(job, run=dataclasses.replace(run, text=known[0], held_out=known[1])))
+            text_, held_out = next(((old.text, old.held_out) for old in same), ("", ""))
+            run = dataclasses.replace(run, text=text_, held_out=held_out)
+        found.append(dataclasses.replace(job, run=run))
     return found
 
 
@@ -184,12 +180,17 @@ def preview(jobs: Sequence[Job], values: Mapping[str, Any]) -> str:
 
 def status(jobs: Sequence[Job], workdir: Path) -> str:
     """Return the table of each run's progress, the process that works on it, and the state of its SLURM job."""
-    queued = jobs_of(workdir)
+    queued: Mapping[str, tuple[str, str]] = {}
+    if workdir.exists():
+        from posx.lab.sweeps.engines.slurm import jobs_of  # for a folder that may hold jobs
+
+        queued = jobs_of(workdir)
     table, ended = [["run", "is", "at work", "job"]], 0
     for job in jobs:
         part = job.part()
         state = f"failed: {why}" if (why := job.failure()) else _state(job, part)
-        table.append([job.name, state, holder(job.folder.path / ".lock"), " ".join(queued.get(job.name, ()))])
+        at_work = "" if job.is_new else holder(job.folder.path / ".lock")
+        table.append([job.name, state, at_work, " ".join(queued.get(job.name, ()))])
         ended += part == 1
     return "\n".join([*aligned(table), "", f"{ended} of {len(jobs)} runs are finished"])
 

@@ -1,10 +1,11 @@
-"""The tasks of a sweep: to train a run, or to evaluate it. Each is a command on the run's folder."""
+"""The tasks of a sweep: to train a run, or to evaluate it. A worker does each from the settings in the run's folder."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
+import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,25 +15,24 @@ from posx.evaluation.protocols import Nonoverlapping, run_protocols
 from posx.lab.config import RunConfig
 from posx.lab.files import lines
 from posx.lab.files.atomic import write_json
+from posx.lab.files.checksums import with_checksum
 from posx.lab.files.rows import result_of
 from posx.lab.runs.cost import STARTING
 from posx.lab.runs.damage import Damage, damages
 from posx.lab.runs.describe import Expected, expected, row_flops
 from posx.lab.runs.folder import RunFolder
+from posx.lab.runs.requests import Request
 from posx.lab.runs.text import at_hand
 from posx.lab.sweeps.axes import Point
 from posx.lab.sweeps.schedule import CORE_SPEED, START, Cost
 
-#: A word of every task's command: its process runs alone, even if several processes were started together.
-ALONE = "--processes=1"
-
 
 @dataclasses.dataclass(frozen=True)
 class _Task:
-    """A command on the folder of a run. It logs to `log.txt` there, and prints results to its `output` if it has one.
+    """Work on the folder of a run. It logs to `log.txt` there, and prints results to its `output` if it has one.
 
-    Each kind of task has a `cost`, a `command` in words, and its `progress`: the finished part, below 1 until it ends.
-    `state` describes the running task in a few words, `outcome` its result.
+    Each kind of task has a `cost`, and `hand_over` writes its settings for a worker. Its `progress` is the finished
+    part, below 1 until it ends. `state` describes the running task in a few words, `outcome` its result.
     """
 
     run: RunConfig
@@ -85,15 +85,20 @@ class Job(_Task):
         work = found.slower * (found.flops + (found.eval_flops or 0.0))
         return Cost(work, found.lengths, found.memory, train.steps, rows, train.seed)
 
-    def command(self) -> list[str]:
-        """Return the words of the run as `posx train`. Leaves its settings in its folder."""
-        write_json(self.folder.asked_file, self.run.to_json())
+    def hand_over(self) -> list[str]:
+        """Write the settings of the run into its folder; return the arguments of its worker. Raises WorkdirError."""
+        write_json(self.folder.asked_file, with_checksum(self.run.to_json()))
         self.folder.status_file.unlink(missing_ok=True)
-        return ["train", f"--config_json={self.folder.asked_file}", f"--workdir={self.folder.path}", ALONE]
+        return [str(self.folder.path)]
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was ever started here."""
+        return not self.folder.path.exists()
 
     def failure(self) -> str:
         """Return why the last process failed, "" if it did not."""
-        return self.folder.failure().removeprefix(f"{self.name}: ")
+        return "" if self.is_new else self.folder.failure().removeprefix(f"{self.name}: ")
 
     def finished(self) -> bool:
         """Tell whether these settings were trained and evaluated to the end, and all files are whole."""
@@ -101,7 +106,7 @@ class Job(_Task):
 
     def damages(self) -> list[Damage]:
         """Return the damage in the run's folder."""
-        return damages(self.folder)
+        return [] if self.is_new else damages(self.folder)
 
     def progress(self) -> float:
         """Return the finished part of the expected work after the start."""
@@ -112,6 +117,8 @@ class Job(_Task):
 
     def part(self) -> float:
         """Return the finished part. 1 means that the run is finished."""
+        if self.is_new:
+            return 0.0
         return 1.0 if self.finished() else self.progress()
 
     def state(self) -> str:
@@ -134,10 +141,18 @@ class Job(_Task):
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation(_Task):
-    """The evaluation of a run. `run` holds its settings, with those that the flags set."""
+    """The evaluation of a run, whose rows its worker prints to `output`.
 
-    words: tuple[str, ...] = ()  # flags of `posx evaluate`
-    speed: float = CORE_SPEED  # FLOP/s of one core
+    Attributes:
+      run: its settings, with those that the command sets.
+      request: what its worker does; None for a task that is only scheduled.
+      speed: of one core, in FLOP/s.
+      debug: show tracebacks.
+    """
+
+    request: Request | None = None
+    speed: float = CORE_SPEED
+    debug: bool = False
 
     @functools.cached_property
     def cost(self) -> Cost:
@@ -152,8 +167,11 @@ class Evaluation(_Task):
             )  # fmt: skip
         return Cost(0.0, 0, 0.0)
 
-    def command(self) -> list[str]:
-        return ["evaluate", f"--workdir={self.folder.path}", "--json", ALONE, *self.words]
+    def hand_over(self) -> list[str]:
+        """Write the request beside the output; return the arguments of its worker. Raises OSError."""
+        file = Path(f"{self.output}.request")
+        file.write_bytes(pickle.dumps(self.request))  # read by a child of this process, at once
+        return [str(self.folder.path), str(file), *["--debug"] * self.debug]
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the measured rows, none if the task failed."""

@@ -69,6 +69,18 @@ def test_a_config_file_that_gives_no_fixed_run_is_refused(capsys, tmp_path, site
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("argument", ["", ":t5"])
+def test_a_config_file_runs_once_for_a_command(capsys, tmp_path, site, argument):
+    path, runs = tmp_path / "counts.py", tmp_path / "runs.txt"
+    path.write_text(f"open({str(runs)!r}, 'a').write('x')\n" + (site / "tiny.py").read_text())
+    for number, command in enumerate(("train", "sweep"), 1):
+        words = [f"--config={path}{argument}", "--config.sweep.encodings=t5"][: 1 + (command == "sweep")]
+        code, _, err = tiny.call(capsys, command, *words, "--print_config")
+        assert code == 0 and runs.read_text() == "x" * number, err
+    code, _, err = tiny.call(capsys, "sweep", f"--config={path}:t5", f"--workdir={tmp_path / 'new'}", "--status")
+    assert code == 2 and "the sweep makes the same runs without 't5'" in err and runs.read_text() == "xxx"
+
+
 def test_a_config_file_that_computes_other_values_is_refused(capsys, monkeypatch, tmp_path, site, whole):
     path = tmp_path / "computes.py"
     path.write_text(COMPUTES.format(tiny=str(site / "tiny.py"), seed="int(os.environ['SEED'])", encoding="arg"))

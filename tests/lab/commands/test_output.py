@@ -33,14 +33,6 @@ def test_the_real_command_prints_one_line(site):
     assert code == 2 and "model.model_dim" in one_line(err) and len(err.splitlines()) == 1
 
 
-@pytest.mark.slow
-def test_a_process_of_a_sweep_ends_when_the_sweep_does(whole):
-    for command in ("train", "evaluate"):  # whose standard input is closed from the start
-        words = [f"--config_json={whole / 'config.json'}"] if command == "train" else []
-        code, out, err = tiny.run(command, *words, f"--workdir={whole}", "--stop_with_stdin")
-        assert code == 143 and not out, err
-
-
 def piped(words: str) -> int:
     """The exit code of a command whose reader has gone away."""
     shell = f"{sys.executable} -m posx.lab.cli {words} | true; exit ${{PIPESTATUS[0]}}"

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import strategies as st
 
 from posx.errors import ConfigError
-from posx.lab.argv.config_dict import override, printed
-from posx.lab.config import SECTIONS, base_config, run_config
-from posx.lab.config.run import typed_sections
-from posx.lab.sweeps.axes import points_of, sections_at
+from posx.lab.argv.settings import override, printed
+from posx.lab.config import SECTIONS, base_config, run_config, sections_of
+from posx.lab.sweeps.axes import config_at, points_of
 
 #: {setting: type} of all sections.
 TYPES = {
@@ -52,12 +51,17 @@ def spellings(value, kind) -> list[str]:
     return found + in_quotes(found[0])
 
 
-def sections_of(word, axis=False):
+def typed(config):
+    """Return the sections of a run."""
+    return {name: getattr(config, name) for name in SECTIONS}
+
+
+def sections_with(word, axis=False):
     """Return the typed sections of a config in which one word sets something."""
     config = base_config("nope").lock()
     config.sweep.encodings = ("nope",)
-    override(config, [word])
-    return typed_sections(sections_at(config, points_of(config)[0]) if axis else config.to_dict())
+    given = override(sections_of(config), [word])
+    return typed(config_at(given, points_of(given)[0]) if axis else given)
 
 
 @hypothesis.settings(max_examples=25, deadline=None, database=None, derandomize=True)
@@ -69,34 +73,34 @@ def test_value_is_the_same_however_it_is_written(data):
     section, _, name = setting.partition(".")
     config = base_config("nope").lock()
     config[section][name] = value
-    wanted = typed_sections(config.to_dict())
-    (again,) = [word for word in printed(config).splitlines() if f"--config.{setting}=" in word]
-    found = [sections_of(*shlex.split(again))]
+    wanted = typed(sections_of(config))
+    (again,) = [word for word in printed(sections_of(config)).splitlines() if f"--config.{setting}=" in word]
+    found = [sections_with(*shlex.split(again))]
     for text in spellings(value, kind):
-        found.append(sections_of(f"--config.{setting}={text}"))
+        found.append(sections_with(f"--config.{setting}={text}"))
         bare = typing.get_origin(kind) is tuple and text[0] not in "([\"'"  # several values of an axis
         if not bare and (kind is not str or text[:1] in "'\""):
-            found.append(sections_of(f"--config.sweep.axes.{setting}={text}", axis=True))
+            found.append(sections_with(f"--config.sweep.axes.{setting}={text}", axis=True))
     config = base_config("nope")
     config.sweep.encodings, config.sweep.axes = ("nope",), {setting: (value,)}
-    found.append(typed_sections(sections_at(config, points_of(config)[0])))
+    found.append(typed(config_at(sections_of(config), points_of(sections_of(config))[0])))
     assert found == [wanted] * len(found)
     assert {repr(sections) for sections in found} == {repr(wanted)}, "-0.0 equals 0.0 but is written in another way"
 
 
 def test_run_with_minus_zero_has_the_hash_of_zero():
     def hash_of(text):
-        override(config := base_config("nope"), [f"--config.train.weight_decay={text}"])
-        return run_config(config).hash
+        given = override(sections_of(base_config("nope")), [f"--config.train.weight_decay={text}"])
+        return run_config(given).hash
 
     assert len({hash_of(text) for text in ("0", "0.0", "-0.0", "'-0'", "0e0")}) == 1
 
 
 @pytest.mark.parametrize("text", ["auto", "none", "None", "'none'"])
 def test_open_field_of_an_encoding_is_left_open(text):
-    config = base_config("t5(max_distance=9)")
-    override(config, [f"--config.encoding.max_distance={text}"])
-    assert run_config(config) == run_config(base_config("t5"))
+    config = sections_of(base_config("t5(max_distance=9)"))
+    given = override(config, [f"--config.encoding.max_distance={text}"])
+    assert run_config(given) == run_config(base_config("t5"))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +118,7 @@ def test_open_field_of_an_encoding_is_left_open(text):
 )
 def test_wrong_value_is_named_with_what_is_expected(word, wanted):
     with pytest.raises(ConfigError) as error:
-        override(base_config("rope"), [word])
+        override(sections_of(base_config("rope")), [word])
     assert wanted in str(error.value)
 
 
@@ -130,7 +134,7 @@ def test_wrong_value_is_named_with_what_is_expected(word, wanted):
 )
 def test_setting_given_twice_is_refused(words):
     with pytest.raises(ConfigError, match="setting. Give it once.") as error:
-        override(base_config("rope"), words)
+        override(sections_of(base_config("rope")), words)
     assert all(word in str(error.value) for word in words)
 
 
@@ -138,5 +142,5 @@ def test_list_on_the_command_line_replaces_the_axis_of_a_file():
     config = base_config("rope")
     config.sweep.axes = {"train.seed": (7, 8)}
     config.sweep.encodings = ("rope",)
-    override(config.lock(), ["--config.sweep.seeds=0,1,2"])
-    assert [point["train.seed"] for point in points_of(config)] == [0, 1, 2]
+    given = override(sections_of(config.lock()), ["--config.sweep.seeds=0,1,2"])
+    assert [point["train.seed"] for point in points_of(given)] == [0, 1, 2]

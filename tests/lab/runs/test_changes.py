@@ -48,7 +48,7 @@ def test_each_layer_keeps_its_own_base(layers, wanted):
     run = run_of(**GEMMA)
     found = under(run, "rope(frequencies=yarn(factor=4))", layers=layers)
     assert [layer.base for layer in found.layers] == [500, 100000] * 2 and rules(found) == wanted
-    texts = [spec_text(layer) for layer in run_config({**found.asked}).layers]
+    texts = [spec_text(layer) for layer in run_config(found.asked).layers]
     assert texts == [spec_text(layer) for layer in found.layers], "the stored words resolve to the stored layers"
 
 

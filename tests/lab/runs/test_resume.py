@@ -224,7 +224,7 @@ def workers(workdir) -> list[int]:
                 command = file.read()
         except (OSError, ValueError):
             continue
-        if entry.isdigit() and str(workdir) in command and "--stop_with_stdin" in command:
+        if entry.isdigit() and str(workdir) in command and "posx.lab.sweeps.worker" in command:
             found.append(int(entry))
     return found
 

@@ -18,7 +18,8 @@ def imported(workdir, tmp_path):
     """A function: the text of a run as `posx import` leaves it, without a text of its own."""
     run = RunFolder(workdir).read_config()
     data = dataclasses.replace(run.data, source="stdlib")
-    run = dataclasses.replace(run, text="imported abc", held_out="", data=data, asked=run.asked | {"data": vars(data)})
+    asked = dataclasses.replace(run.asked, data=data)
+    run = dataclasses.replace(run, text="imported abc", held_out="", data=data, asked=asked)
     return lambda **asked: text_of(RunFolder(workdir), run, asked | {"cache_dir": str(tmp_path / "cache")})
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from posx.errors import ConfigError
-from posx.lab.config import base_config
+from posx.lab.config import base_config, sections_of
 from posx.lab.progress import duration
 from posx.lab.runs.folder import RunFolder
 from posx.lab.sweeps.engines import local as machine
@@ -92,7 +92,7 @@ def test_a_number_of_runs_that_is_asked_for_is_taken(jobs, at_once, width):
 def test_the_longest_run_is_first_and_shared_programs_are_apart(tmp_path):
     config = base_config("rope")
     config.sweep.update(encodings=("rope", "nope"), seeds=(0, 1), train_lens=(64, 128))
-    jobs = plan(config, tmp_path)
+    jobs = plan(sections_of(config), tmp_path)
     order = [job.name for job in sorted(jobs, key=lambda job: job.cost.order)]
     assert order == [f"{e}-L{length}-s{s}" for length in (128, 64) for s in (0, 1) for e in ("rope", "nope")]
 
@@ -101,7 +101,7 @@ def test_work_on_pairs_costs_more_and_undefined_lengths_nothing(tmp_path):
     config = base_config("rope")
     config.sweep.update(encodings=("learned", "nope", "shaw"), train_lens=(64,))
     config.eval.lengths = (64, 1024)
-    learned, nope, shaw = (job.cost for job in plan(config, tmp_path))
+    learned, nope, shaw = (job.cost for job in plan(sections_of(config), tmp_path))
     assert shaw.order < nope.order < learned.order and (learned.lengths, nope.lengths) == (1, 2)
 
 
@@ -114,7 +114,7 @@ def starts(monkeypatch, tmp_path):
         engine = LocalEngine([], 0)
         engine.schedule, engine.cores = schedule, cores
         engine.running = [SimpleNamespace(cores=taken) for taken in running]
-        task = SimpleNamespace(folder=RunFolder(tmp_path), output=None, command=list, cost=HOUR)
+        task = SimpleNamespace(folder=RunFolder(tmp_path), output=None, hand_over=list, cost=HOUR)
         while count and (worker := engine.start(task)):
             engine.running.append(worker)
             count -= 1

@@ -8,8 +8,6 @@ from typing import Any
 
 from posx.errors import ConfigError
 from posx.lab.sweeps.engines.local import Engine, LocalEngine
-from posx.lab.sweeps.engines.ray import RayEngine
-from posx.lab.sweeps.engines.slurm import SlurmEngine
 from posx.lab.sweeps.tasks import Job
 from posx.notices import say
 
@@ -21,8 +19,12 @@ def engine_of(values: dict[str, Any], jobs: Sequence[Job]) -> Engine:
     """Return the engine that the flags name, for the runs of the plan."""
     where, _, address = values["on"].partition(":")
     if where == "ray":
+        from posx.lab.sweeps.engines.ray import RayEngine
+
         return RayEngine(address, values["cpus"], values["gpus"])
     if where == "slurm":
+        from posx.lab.sweeps.engines.slurm import SlurmEngine
+
         return SlurmEngine(jobs, values["cpus"], values["gpus"], values["slurm."])
     return LocalEngine(jobs, values["jobs"])
 

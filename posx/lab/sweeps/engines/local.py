@@ -1,6 +1,6 @@
 """Run tasks in processes on this machine, each on its own cores. A task that fails never stops the others.
 
-Other engines differ in how they start a task: a `RemoteCommand` runs its command in a process on another machine.
+Other engines differ in how they start a task: a `RemoteCommand` starts the same worker on another machine.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def log_file(task: Task) -> Path:
 def _process(
     words: Sequence[str], output: Path, log: Path, env: Mapping[str, str], cwd: str | Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a command of posx that ends with this process."""
-    command = [sys.executable, "-P", "-m", "posx.lab.cli", *words, "--stop_with_stdin"]
+    """Start `posx.lab.sweeps.worker`, which ends with this process."""
+    command = [sys.executable, "-P", "-m", "posx.lab.sweeps.worker", *words]
     with open(output, "ab") as out, open(log, "ab") as err:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err, env=env, cwd=cwd)
 
@@ -264,7 +264,7 @@ class LocalEngine(Engine):
         worker = Worker(task, cores)
         output, env = task.output or worker.log, environment(task.cost, len(cores))
         with disk_errors(output), on_cores(cores):
-            worker.process = _process(task.command(), output, worker.log, env)
+            worker.process = _process(task.hand_over(), output, worker.log, env)
         return worker
 
     def got_on(self, worker: Worker) -> None:
@@ -285,10 +285,10 @@ def environment(cost: Cost, cores: int) -> dict[str, str]:
 
 @dataclasses.dataclass
 class RemoteCommand:
-    """The command of a run, to be pickled and run on another machine.
+    """The worker of a run, to be pickled and started on another machine.
 
     Attributes:
-      words: of the command line.
+      words: the arguments of the worker.
       folder: of the run.
       settings: environment variables that the command gets.
       began: the working folder of the sweep.
@@ -304,7 +304,7 @@ class RemoteCommand:
         """Return the command that runs a task with the settings of this process, on `cpus` CPUs. Raises PosxError."""
         devices = {"JAX_NUM_CPU_DEVICES": str(cpus), "NPROC": str(cpus)}
         kept = {k: v for k, v in os.environ.items() if k.startswith(CARRIED) and "TOKEN" not in k}
-        return cls(task.command(), task.folder, devices | kept, os.getcwd(), **more)
+        return cls(task.hand_over(), task.folder, devices | kept, os.getcwd(), **more)
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start the command once no process holds its folder. It ends with this process.

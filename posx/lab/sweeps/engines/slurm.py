@@ -58,7 +58,7 @@ class QueuedCommand(RemoteCommand):
             if (code := finish(self.process)) != Stopped.exit_code:
                 break
         if code:
-            raise RuntimeError(f"posx {self.words[0]} ended with exit code {code}; see {self.folder.log_file}")
+            raise RuntimeError(f"posx train ended with exit code {code}; see {self.folder.log_file}")
 
     def checkpoint(self) -> Any:
         """Stop the run, which saves; return the job to queue in place of this one."""
