@@ -211,7 +211,7 @@ def _counts_agree(row: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} is {row[name]:,}, but num_targets is {targets:,}"
 
 
-def _answers(row: Row) -> Iterator[str]:
+def _answers(row: Mapping[str, Any]) -> Iterator[str]:
     """Compare the shares of right items and tokens with their counts and intervals."""
     for name, count in (("exact_match", row.get("num_items")), ("accuracy", row.get("num_targets"))):
         share, ends = row.get(name), row.get(f"{name}_interval")
