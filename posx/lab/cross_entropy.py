@@ -53,7 +53,7 @@ def token_scores(
       score: maps logits [b, t, v] and targets [b, t] to arrays [b, t].
 
     Returns:
-      What `score` returns. Log-probabilities are at least float32, or float64 if the logits are.
+      The result of `score`. Log-probabilities are at least float32, or float64 if the logits are.
     """
     if targets.size * vocab_size <= LARGEST_LOGITS:
         return score(unembed(hidden), targets)

@@ -13,7 +13,7 @@ from posx.errors import DataError
 from posx.lab.config.data import TASK
 from posx.lab.data.batches import Dataset, Weighted
 from posx.lab.data.tokenizers import BpeTokenizer, with_model
-from posx.lab.tasks import Rows, Task, draw_rows, parse_task
+from posx.lab.tasks import Items, Task, draw_rows, parse_task
 from posx.lab.tasks.base import BOS, EOS, SPECIAL
 
 #: The items and the tokens of a row whose digest names a task.
@@ -87,7 +87,7 @@ class TaskDataset(Dataset):
         weights = drawn.scored[:, 1:] / drawn.scored[:, 1:].mean(dtype=np.float64)
         return Weighted(drawn.tokens[rows], weights[rows].astype(np.float32))
 
-    def items(self, length: int, train_len: int, count: int) -> Rows:
+    def items(self, length: int, train_len: int, count: int) -> Items:
         """Return `count` items to measure a length with: of more than `length` - `train_len` tokens, up to `length`."""
         fewest, longest = self.sizes(length, train_len)
         return self._draw(f"held out {length}", 0, count, fewest, longest, length)
@@ -97,10 +97,10 @@ class TaskDataset(Dataset):
         shorter = self.task.longest(length - train_len) if length > train_len else 0
         return max(self.task.fewest, shorter + 1), self.task.longest(length)
 
-    def _draw(self, what: str, step: int, count: int, fewest: int, longest: int, length: int) -> Rows:
+    def _draw(self, what: str, step: int, count: int, fewest: int, longest: int, length: int) -> Items:
         seed = hashlib.sha256(f"posx items 1\n{self.source}\n{what}".encode()).digest()
         key = jax.random.fold_in(jax.random.key(int.from_bytes(seed[:4], "big") >> 1), step)
-        return Rows(*jax.device_get(draw_rows(self.task, jax.random.split(key, count), fewest, longest, length)))
+        return Items(*jax.device_get(draw_rows(self.task, jax.random.split(key, count), fewest, longest, length)))
 
 
 def open_task(source: str) -> TaskDataset:

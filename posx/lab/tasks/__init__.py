@@ -6,7 +6,10 @@
 A file holds tasks of one kind: `counting`, `copying`, `recall`, `groups`.
 """
 
-from posx.lab.tasks.base import Rows, Task, draw_rows
+from posx.lab.tasks.base import Items, Task, draw_rows
 from posx.lab.tasks.registry import TASKS, parse_task
+from posx.lazy import modules_of
 
-__all__ = ["TASKS", "Rows", "Task", "draw_rows", "parse_task"]
+__all__ = ["TASKS", "Items", "Task", "draw_rows", "parse_task"]
+
+__getattr__ = modules_of(__name__)

@@ -21,7 +21,7 @@ SPECIAL = ("<bos>", "<sep>", "<eos>", "<pad>")
 FIRST = len(SPECIAL)
 
 
-class Rows(NamedTuple):
+class Items(NamedTuple):
     """Items as rows of tokens.
 
     Attributes:
@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A question and its answer, in symbols from 0 on. What lies beyond their ends is not read.
+    """A question and its answer, in symbols from 0 on. Entries beyond their ends are not read.
 
     Attributes:
       question: int32 [n].
@@ -76,7 +76,7 @@ class Task:
         """Return one item with n <= `room` symbols in arrays of at least `room` entries."""
         raise NotImplementedError
 
-    def row(self, key: jax.Array, n: jax.Array, length: int) -> Rows:
+    def row(self, key: jax.Array, n: jax.Array, length: int) -> Items:
         """Return one item as <bos> question <sep> answer <eos>, in `length` + 1 tokens."""
         question, answer, count = self.item(key, n, length)
         place = jnp.arange(length + 1)
@@ -86,7 +86,7 @@ class Task:
         tokens = jnp.where(place >= start, FIRST + answer[jnp.clip(place - start, 0, len(answer) - 1)], tokens)
         end = start + count
         tokens = jnp.where(place == end, EOS, jnp.where(place > end, PAD, tokens))
-        return Rows(tokens.astype(jnp.int32), (place >= start) & (place <= end))
+        return Items(tokens.astype(jnp.int32), (place >= start) & (place <= end))
 
     def longest(self, length: int) -> int:
         """Return the most symbols of an item that fits `length` + 1 tokens; below `fewest` if none fits."""
@@ -105,10 +105,10 @@ class Task:
 
 
 @functools.partial(jax.jit, static_argnames=("task", "length"))
-def draw_rows(task: Task, keys: jax.Array, fewest: jax.Array, longest: jax.Array, length: int) -> Rows:
+def draw_rows(task: Task, keys: jax.Array, fewest: jax.Array, longest: jax.Array, length: int) -> Items:
     """Return one item for each of keys [b], with `fewest` to `longest` symbols, all numbers equally likely."""
 
-    def draw(key: jax.Array) -> Rows:
+    def draw(key: jax.Array) -> Items:
         size_key, item_key = jax.random.split(key)
         n = jax.random.randint(size_key, (), fewest, longest + 1)
         return task.row(item_key, n, length)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from posx.contract.fields import at_least, at_most
-from posx.lab.tasks.base import BOS, EOS, FIRST, PAD, Item, Rows, Task, shuffle
+from posx.lab.tasks.base import BOS, EOS, FIRST, PAD, Item, Items, Task, shuffle
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class FlipFlop(Task):
     def size(self, n: int) -> int:
         return 2 * n + 2
 
-    def row(self, key: jax.Array, n: jax.Array, length: int) -> Rows:
+    def row(self, key: jax.Array, n: jax.Array, length: int) -> Items:
         room = length // 2 + 1
         what_key, bit_key = jax.random.split(key)
         at, write, read = jnp.arange(room), 2, 3
@@ -45,7 +45,7 @@ class FlipFlop(Task):
         tokens = jnp.concatenate([jnp.array([BOS]), symbols])[: length + 1]
         tokens = jnp.where(place == 2 * n + 1, EOS, jnp.where(place > 2 * n + 1, PAD, tokens))
         is_inside = jnp.concatenate([jnp.array([False]), scored])[: length + 1] & (place <= 2 * n)
-        return Rows(tokens.astype(jnp.int32), is_inside)
+        return Items(tokens.astype(jnp.int32), is_inside)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Mqar(Task):
     def size(self, n: int) -> int:
         return 4 * n + 2
 
-    def row(self, key: jax.Array, n: jax.Array, length: int) -> Rows:
+    def row(self, key: jax.Array, n: jax.Array, length: int) -> Items:
         room = length // 4 + 1
         kinds, count = jnp.int32(self.symbols), min(room, self.symbols)
         keys, values, order = jax.random.split(key, 3)
@@ -84,7 +84,7 @@ class Mqar(Task):
         second = again.reshape(-1)[jnp.clip(place - 2 * n, 0, 2 * count - 1)]
         tokens = jnp.where(place < 2 * n, first, second)
         tokens = jnp.where(place < 0, BOS, jnp.where(place < 4 * n, tokens, jnp.where(place == 4 * n, EOS, PAD)))
-        return Rows(tokens.astype(jnp.int32), (place >= 2 * n) & (place < 4 * n) & (place % 2 == 1))
+        return Items(tokens.astype(jnp.int32), (place >= 2 * n) & (place < 4 * n) & (place % 2 == 1))
 
 
 @dataclasses.dataclass(frozen=True)
