@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from posx.encodings import ENCODINGS, FrequencyRule, build
     from posx.encodings.angles import angles
     from posx.evaluation import evaluate
+    from posx.lab.results.table import read_results
     from posx.lab.runs.load import load
 
 __version__ = "0.2.0"
@@ -29,6 +30,7 @@ _PLACES = {
     "angles": "posx.encodings.angles",
     "evaluate": "posx.evaluation",
     "load": "posx.lab.runs.load",
+    "read_results": "posx.lab.results.table",
 }
 
 
@@ -41,5 +43,6 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "ENCODINGS", "About", "ByDistance", "Chain", "Dims", "Encoding", "FrequencyRule", "Slots", "Tile", "angles",
-    "as_float", "attend", "build", "causal", "evaluate", "full", "load", "window",
+    "as_float", "attend", "build", "causal", "evaluate", "full", "load", "read_results",
+    "window",
 ]  # fmt: skip

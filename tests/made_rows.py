@@ -10,10 +10,13 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+import pandas as pd
+
 from posx.lab.config import RunConfig, base_config, run_config
 from posx.lab.files.checksums import with_checksum
 from posx.lab.files.rows import ROW_VERSION, SCORES
-from posx.lab.plots.rows import Row, run_of_row
+from posx.lab.results.columns import make_table
+from posx.lab.results.facts import run_facts
 from posx.lab.runs.folder import RunFolder
 
 L = 64
@@ -80,10 +83,14 @@ def row(encoding: str, length: int, seed: int = 0, **changes: Any) -> dict[str, 
     return {"settings": {name: made[key] for name, key in names.items()}} | made
 
 
-def as_rows(made: list[dict[str, Any]]) -> list[Row]:
-    """Rows as they are, of runs that their run_id tells apart."""
-    runs = {one["run_id"]: run_of_row(one["run_id"], one) for one in made}
-    return [Row(one, runs[one["run_id"]]) for one in made]
+def as_table(made: list[dict[str, Any]]) -> pd.DataFrame:
+    """Rows as they are, as a table, of runs that their run_id tells apart."""
+    facts = {one["run_id"]: run_facts(one) for one in made}
+    own = [
+        facts[one["run_id"]] | one | {"run": one["run_id"], "settings": facts[one["run_id"]]["settings"]}
+        for one in made
+    ]
+    return make_table({"status": "ok", "anchor": one["eval_len"]} | one for one in own)
 
 
 def position_row(encoding: str, seed: int = 0) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from posx.errors import PosxError
 from posx.lab.argv.files import earlier_run
 from posx.lab.data import DataConfig, load_tokenizer, prepare, train_bpe
 from posx.lab.files.rows import result_of
-from posx.lab.plots.rows import read_rows
 from posx.lab.plots.tables import table
+from posx.lab.results.table import read_results
 from posx.lab.runs.checks import checked
 from posx.lab.runs.folder import RunFolder
 
@@ -102,7 +102,7 @@ def test_rows(whole, tmp_path):
         n, raw = case
         folder.eval_file.write_bytes("\n".join(rows[:n]).encode() + b"\n" + raw + b"\n" + rows[-1].encode())
         with refused_in_a_line():
-            table(read_rows(tmp_path))
+            table(read_results(tmp_path))
         for row in folder.measured():
             assert isinstance(result_of(row), str)
 

@@ -10,20 +10,24 @@ import sys
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from posx.errors import ConfigError, WorkdirError
 from posx.evaluation import interval, paired_ratio
 from posx.evaluation.statistics import row_blocks
 from posx.lab import plots
-from posx.lab.plots import curves, groups, look, palette, points, rows
+from posx.lab.plots import curves, groups, look, palette, points
+from posx.lab.results.columns import RUN_COLUMNS, make_table
+from posx.lab.results.facts import settings_facts
+from posx.lab.results.table import missing_runs, read_results
 from tests.made_rows import (
     AT_TRAIN,
     FIVE,
     LENGTHS,
     L,
     as_lines,
-    as_rows,
+    as_table,
     cells,
     config,
     logged,
@@ -36,11 +40,17 @@ from tests.made_rows import (
 
 
 def panels(made: list[dict[str, Any]]) -> list[groups.Panel]:
-    return groups.panels(as_rows(made))
+    return groups.panels(as_table(made))
 
 
 def table_of(made: list[dict[str, Any]]) -> str:
-    return plots.table(as_rows(made))
+    return plots.table(as_table(made))
+
+
+def used(folder: pathlib.Path) -> pd.DataFrame:
+    """The rows that figures use."""
+    table = read_results(folder)
+    return table[table.left_out == ""]
 
 
 def one_curve(made: list[dict[str, Any]], encoding: str) -> groups.Curve:
@@ -70,8 +80,8 @@ def test_torn_and_repeated_and_unordered_lines(tmp_path: pathlib.Path) -> None:
     ]
     text = as_lines(lines) + "not json\n[1]\n" + as_lines([row("alibi", 256)])[:-9]
     (run / "eval.jsonl").write_text(text)
-    found = plots.read_rows(run)
-    assert sorted((one["eval_len"], one["stride"], one["ppl"]) for one in found)[1:] == [
+    found = read_results(run)
+    assert sorted(zip(found.eval_len, found.stride, found.ppl, strict=True))[1:] == [
         (128, 32, 4.2),
         (128, 128, 4.4),
     ]
@@ -82,7 +92,7 @@ def test_a_curve_never_mixes_sets_of_targets(tmp_path: pathlib.Path) -> None:
     """A later look at a few lengths with fewer targets must not replace single points of the sweep's own curve."""
     whole = [row("alibi", length, targets="all", ppl=4.0) for length in (64, 128, 256)]
     look_again = [row("alibi", length, targets="few", ppl=9.0) for length in (64, 128)]
-    assert {one["ppl"] for one in plots.read_rows(write(tmp_path, [*whole, *look_again]))} == {4.0}
+    assert set(used(write(tmp_path, [*whole, *look_again])).ppl) == {4.0}
 
 
 def test_undefined_is_a_gap_that_is_named(tmp_path: pathlib.Path) -> None:
@@ -151,12 +161,12 @@ def test_hostile_names_are_shown_literally(tmp_path: pathlib.Path) -> None:
     folder = write(tmp_path, made)
     written = plots.plot(folder)
     assert len(written) == 4
-    (panel,) = groups.panels(stored := plots.read_rows(folder), rows.unfinished(folder, stored))
+    (panel,) = groups.panels(read_results(folder), missing_runs(folder))
     shown = words(curves.extrapolation(panel))
     assert "_hidden" in shown and "$\\nosuch{$" in shown and "(no name)" in shown
     assert any(text.startswith("\\u202eevil \\u") for text in shown)
     assert max(len(text) for text in shown) < 200
-    table = plots.table(plots.read_rows(folder))
+    table = plots.table(read_results(folder))
     assert "<script" not in table and all(line.count(" | ") == 4 for line in table.splitlines() if line.startswith("|"))
 
 
@@ -197,7 +207,9 @@ def test_figures_do_not_depend_on_mplbackend(tmp_path: pathlib.Path, asked: str,
 def test_an_encoding_has_one_colour_everywhere() -> None:
     made = sweep_rows()
     panel, at = panels([one for one in made if one["protocol"] == "nonoverlapping"])[0], panels(made)[1]
-    training = curves.training({rows.Run(name, name): [(0, 5.0), (1, 2.0)] for name in AT_TRAIN}, {})
+    facts = [settings_facts({}) | {"run": name, "method": name, "train_len": 0} for name in AT_TRAIN]
+    runs = make_table(facts, RUN_COLUMNS).set_index("run", drop=False)
+    training = curves.training(runs, {name: [(0, 5.0), (1, 2.0)] for name in AT_TRAIN}, {})
     for name in AT_TRAIN:
         color = palette.LOOKS[name].color
         for figure in (
@@ -360,10 +372,10 @@ def test_rows_on_other_targets_are_left_out_and_named(tmp_path: pathlib.Path) ->
     old = [row("alibi", length, targets="0f", ppl=9.0) for length in (64, 128)]
     new = [measured("alibi", length, ppl=4.0) for length in (64, 128)]
     folder = write(tmp_path, [*old, *new])
-    assert {one["targets"] for one in plots.read_rows(folder)} == {new[0]["targets"]}
-    assert "2 rows left out, scored on other targets (not comparable)" in plots.table(plots.read_rows(folder))
+    assert set(used(folder).targets) == {new[0]["targets"]}
+    assert "2 rows left out, scored on other targets (not comparable)" in plots.table(read_results(folder))
     again = [measured("alibi", 64, ppl=5.0, block_len=512)]
-    assert {one["block_len"] for one in plots.read_rows(write(tmp_path, again))} == {new[0]["block_len"]}
+    assert set(used(write(tmp_path, again)).block_len) == {new[0]["block_len"]}
 
 
 def test_no_value_at_the_training_length() -> None:
@@ -390,8 +402,9 @@ def test_training_curve_takes_the_last_row_of_a_step(tmp_path: pathlib.Path) -> 
     (tmp_path / "metrics.jsonl").write_text(
         logged(3, step=2) + logged(5, step=1) + logged(4, step=2) + '{"step": 3, "lo'
     )
-    ((run, losses),) = points.read_training(tmp_path, []).items()
-    assert (run.text, losses) == ("rope", [(1.0, 5.0), (2.0, 4.0)])
+    runs, logs = points.read_training(tmp_path, make_table([]))
+    ((run, losses),) = logs.items()
+    assert (runs.method[run], losses) == ("rope", [(1.0, 5.0), (2.0, 4.0)])
     assert [path.name for path in plots.plot(tmp_path, "training")] == ["training.png", "training.svg"]
 
 
@@ -429,7 +442,7 @@ def test_failed_single_and_pending_runs_are_drawn(tmp_path: pathlib.Path) -> Non
     (folder / "rope-pending").mkdir()
     (folder / "rope-pending" / "config.json").write_text("{}")
     assert len(plots.plot(folder)) == 4
-    (panel,) = groups.panels(stored := plots.read_rows(folder), rows.unfinished(folder, stored))
+    (panel,) = groups.panels(read_results(folder), missing_runs(folder))
     shown = words(curves.extrapolation(panel))
     assert "no finite perplexity" in shown and "No results yet: rope-pending" in shown
     assert len(plots.plot(write(tmp_path / "point", [row("rope", 64)]))) == 4

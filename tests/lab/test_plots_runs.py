@@ -18,8 +18,10 @@ from posx.encodings.grammar import parse
 from posx.lab import plots
 from posx.lab.config import RunConfig
 from posx.lab.plots import groups, look, palette
-from posx.lab.plots.rows import Run
-from tests.made_rows import AT_TRAIN, as_lines, as_rows, cells, config, logged, position_row, row, start, words, write
+from posx.lab.results.columns import RUN_COLUMNS, make_table
+from posx.lab.results.facts import settings_facts
+from posx.lab.results.table import read_results
+from tests.made_rows import AT_TRAIN, as_lines, as_table, cells, config, logged, position_row, row, start, words, write
 
 Draw = Callable[..., dict[str, Figure]]
 LENGTHS = (64, 128, 256)
@@ -93,7 +95,7 @@ def test_two_sweeps_under_one_folder_replace_nothing(tmp_path: pathlib.Path, dra
     figure = draw(tmp_path)["extrapolation"]
     assert entries(figure) == ["rope, learning_rate=0.002", "rope, learning_rate=0.004"]
     assert list(line(figure, "rope, learning_rate=0.004").get_ydata()) == [5.0, 10.0, 20.0]
-    table = plots.table(plots.read_rows(tmp_path))
+    table = plots.table(read_results(tmp_path))
     assert cells(table, "rope, learning_rate=0.002")[2] == "4.000"
     assert cells(table, "rope, learning_rate=0.004")[2] == "5.000"
 
@@ -102,7 +104,7 @@ def test_seeds_are_what_agrees_in_all_that_changes_results(tmp_path: pathlib.Pat
     put(tmp_path, "a", measured(ppl=4.0, seed=0), config(train__log_steps=5, data__cache_dir="/elsewhere"))
     put(tmp_path, "b", measured(ppl=5.0, seed=1), config(train__seed=1, eval__lengths=(64,), data__source="moved"))
     put(tmp_path, "c", measured(ppl=9.0, seed=2), config(train__seed=2, train__batch_size=32))
-    table = plots.table(plots.read_rows(tmp_path))
+    table = plots.table(read_results(tmp_path))
     assert cells(table, "rope, batch_size=64")[1:3] == ["2", "4.500 ± 0.707"]
     assert cells(table, "rope, batch_size=32")[1:3] == ["1", "9.000"]
 
@@ -111,11 +113,11 @@ def test_the_same_run_twice_is_two_curves_named_by_path(tmp_path: pathlib.Path) 
     for sweep, ppl in (("first", 4.0), ("again", 5.0)):
         for seed in (0, 1):
             put(tmp_path, f"{sweep}/rope-s{seed}", measured(ppl=ppl + seed, seed=seed), config(train__seed=seed))
-    table = plots.table(plots.read_rows(tmp_path))
+    table = plots.table(read_results(tmp_path))
     assert cells(table, "rope, first")[1:3] == ["2", "4.500 ± 0.707"]
     assert cells(table, "rope, again")[1:3] == ["2", "5.500 ± 0.707"]
     put(tmp_path, "first/rope-s0-copy", measured(ppl=7.0), config())
-    table = plots.table(plots.read_rows(tmp_path))
+    table = plots.table(read_results(tmp_path))
     assert cells(table, "rope, first/rope-s0-copy")[1:3] == ["1", "7.000"]
 
 
@@ -127,7 +129,7 @@ def test_a_hybrid_is_never_drawn_as_its_first_encoding(tmp_path: pathlib.Path, d
     figure = draw(tmp_path)["extrapolation"]
     assert entries(figure) == ["rope", "rope, nope", "rope, rope, nope"]
     assert line(figure, "rope").get_color() == palette.LOOKS["rope"].color != line(figure, "rope, nope").get_color()
-    table = plots.table(plots.read_rows(tmp_path))
+    table = plots.table(read_results(tmp_path))
     assert [cells(table, name)[2] for name in ("rope", "rope, nope", "rope, rope, nope")] == ["4.000", "5.000", "6.000"]
 
 
@@ -139,7 +141,7 @@ def test_labels_name_what_differs_between_encodings(tmp_path: pathlib.Path, draw
     drawn = draw(tmp_path)
     names = ["alibi, model_dim=96, steps=90", "t5, model_dim=128, steps=30"]
     assert [entries(drawn[kind]) for kind in ("extrapolation", "ratio", "training")] == 3 * [names]
-    table = plots.table(plots.read_rows(tmp_path))
+    table = plots.table(read_results(tmp_path))
     assert [cells(table, name)[2] for name in names] == ["5.000", "4.000"]
 
 
@@ -148,7 +150,7 @@ def test_a_setting_that_one_curve_has_otherwise_is_stated_once(tmp_path: pathlib
         put(tmp_path, text, measured(text), config(text, train__learning_rate=0.004 if text == "t5" else 0.002))
     put(tmp_path, "t5-slow", measured("t5"), config("t5", train__learning_rate=0.002))
     note = "If a label does not say otherwise: learning_rate=0.002"
-    figure, table = draw(tmp_path)["extrapolation"], plots.table(plots.read_rows(tmp_path))
+    figure, table = draw(tmp_path)["extrapolation"], plots.table(read_results(tmp_path))
     assert entries(figure) == ["alibi", "nope", "rope", "t5, learning_rate=0.002", "t5, learning_rate=0.004"]
     assert note in words(figure) and note in table
 
@@ -158,10 +160,10 @@ def test_settings_that_follow_from_others_are_not_named(tmp_path: pathlib.Path) 
     for seed, (text, width, asked) in enumerate((("rope", 128, 0), ("rope", 128, 512), ("t5", 64, 0))):
         made = config(text, train__seed=seed, model__model_dim=width, model__mlp_dim=asked)
         put(tmp_path, f"run{seed}", measured(text, seed=seed), made)
-    table = plots.table(plots.read_rows(tmp_path))
+    table = plots.table(read_results(tmp_path))
     assert cells(table, "rope, model_dim=128")[1] == "2" and cells(table, "t5, model_dim=64")[1] == "1"
     put(tmp_path, "narrow", measured("t5"), config("t5", model__model_dim=64, model__mlp_dim=100))
-    assert cells(plots.table(plots.read_rows(tmp_path)), "t5, mlp_dim=100")
+    assert cells(plots.table(read_results(tmp_path)), "t5, mlp_dim=100")
 
 
 def test_the_same_text_at_another_path_is_no_difference(tmp_path: pathlib.Path, draw: Draw) -> None:
@@ -177,18 +179,18 @@ def test_texts_are_compared_by_content(tmp_path: pathlib.Path) -> None:
     names = {"data_source": "novels", "tokenizer": "bytes"}
     for number, text in enumerate(("alibi", "rope", "t5")):
         put(tmp_path, text, measured(text, data_digest=f"{number % 2}" * 16, **names), data=f"{number % 2}" * 16)
-    table = plots.table(plots.read_rows(tmp_path))
+    table = plots.table(read_results(tmp_path))
     assert cells(table, "alibi") and cells(table, "rope, text=111111111111")
     assert "If a label does not say otherwise: text=000000000000" in table
     put(tmp_path, "nope", measured("nope", data_digest="2" * 16, **names | {"tokenizer": "bpe-512"}), data="2" * 16)
-    assert cells(plots.table(plots.read_rows(tmp_path)), "nope, tokenizer=bpe-512")
+    assert cells(plots.table(read_results(tmp_path)), "nope, tokenizer=bpe-512")
 
 
 def test_runs_of_other_training_texts_share_their_held_out_text(tmp_path: pathlib.Path) -> None:
     """Their rows are compared, but they are no seeds of one curve."""
     for number, name in enumerate(("novels", "code")):
         put(tmp_path, name, measured(seed=number, data_source=f"{name}, held out v"), data=name)
-    table = plots.table(plots.read_rows(tmp_path))
+    table = plots.table(read_results(tmp_path))
     assert cells(table, "rope, source=novels, held out v") and cells(table, "rope, source=code, held out v")
     assert "corpora" not in table
 
@@ -200,7 +202,7 @@ def test_another_text_has_no_layout_of_the_training_text(tmp_path: pathlib.Path)
         own = {"data_digest": digest, "own_text": not number, "data_settings": {"text_field": f"field{number}"}}
         rows = measured(text, **own, **names)
         put(tmp_path, text, rows, data="0" * 16)
-    table = plots.table(plots.read_rows(tmp_path))
+    table = plots.table(read_results(tmp_path))
     assert "text=111111111111" in table and "text_field" not in table
 
 
@@ -211,7 +213,7 @@ def test_long_labels_that_differ_are_never_shown_alike(tmp_path: pathlib.Path, d
     for number, text in enumerate(texts):
         failed = [one | {"status": "oom", "ppl": None, "nll": None} for one in measured(text, lengths=(128,))]
         put(tmp_path, f"run{number}", [*measured(text, lengths=(64,)), *failed])
-    figure, table = draw(tmp_path)["extrapolation"], plots.table(plots.read_rows(tmp_path))
+    figure, table = draw(tmp_path)["extrapolation"], plots.table(read_results(tmp_path))
     names = [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines() if line.startswith("| my_")]
     assert len(set(names)) == 2 and max(map(len, names)) <= 160
     legend = ["".join(text.get_text().split()) for text in figure.legends[0].get_texts()]
@@ -232,7 +234,7 @@ def test_labels_name_fields_of_an_encoding_only_beside_its_text(tmp_path: pathli
         settings = {"encoding.name": "t5", "encoding.max_distance": distance}
         put(tmp_path / "versions", f"t{distance}", measured("t5"), **settings)
         put(tmp_path / "sizes", f"t{distance}", measured("t5"), **settings, **{"model.model_dim": distance})
-    versions, sizes = (plots.table(plots.read_rows(tmp_path / name)) for name in ("versions", "sizes"))
+    versions, sizes = (plots.table(read_results(tmp_path / name)) for name in ("versions", "sizes"))
     assert cells(versions, "t5, max_distance=32") and cells(versions, "t5, max_distance=64")
     assert cells(sizes, "t5, model_dim=32") and cells(sizes, "t5, model_dim=64")
 
@@ -242,7 +244,7 @@ def test_rows_of_another_version_are_left_out_with_a_line(
 ) -> None:
     put(tmp_path, "a", [*measured(schema_version=3), *measured("alibi")])
     put(tmp_path, "b", measured("t5", schema_version=9))
-    assert {one["encoding"] for one in plots.read_rows(tmp_path)} == {"alibi"}
+    assert set(read_results(tmp_path).encoding) == {"alibi"}
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 6 and "a/eval.jsonl, line 1: it is a row of version 3" in said[0]
 
@@ -251,7 +253,7 @@ def test_a_path_is_spelt_out_only_if_its_last_word_is_ambiguous(tmp_path: pathli
     for rate in (1, 2):
         both = {"train.dropout": 0.1 * rate, "model.dropout": 0.2 * rate, "model.depth": rate}
         put(tmp_path, f"run{rate}", measured(ppl=float(rate)), **both)
-    assert cells(plots.table(plots.read_rows(tmp_path)), "rope, depth=1, model.dropout=0.2, train.dropout=0.1")
+    assert cells(plots.table(read_results(tmp_path)), "rope, depth=1, model.dropout=0.2, train.dropout=0.1")
 
 
 def test_losses_per_position_are_of_the_longest_windows_alone(tmp_path: pathlib.Path, draw: Draw) -> None:
@@ -309,15 +311,16 @@ def test_rows_left_out_are_named_where_the_others_are_shown(tmp_path: pathlib.Pa
     note = "sweep/rope-s0: 2 rows left out, scored on other targets (not comparable)"
     drawn = draw(tmp_path)
     assert note in words(drawn["extrapolation"]) and note in words(drawn["ratio"])
-    assert note in plots.table(plots.read_rows(tmp_path)) and "alibi-s0" not in plots.table(plots.read_rows(tmp_path))
+    assert note in plots.table(read_results(tmp_path)) and "alibi-s0" not in plots.table(read_results(tmp_path))
 
 
 def test_rows_on_other_targets_never_replace_the_runs_own(tmp_path: pathlib.Path) -> None:
     look = measured(ppl=9.0, lengths=(64, 96, 128, 256), targets="ff", max_targets=512)
     own = measured(max_targets=4096)
     put(tmp_path, "rope-s0", [*own, *look], config("rope", eval__num_targets=4096))
-    found = plots.read_rows(tmp_path)
-    assert {one["max_targets"] for one in found} == {4096} and "4 rows left out" in found[0].run.left_out[0][1]
+    found = read_results(tmp_path)
+    left_out = found.left_out == "scored on other targets (not comparable)"
+    assert set(found.max_targets[~left_out]) == {4096} and left_out.sum() == 4
 
 
 def test_rows_on_another_text_never_replace_the_runs_own(tmp_path: pathlib.Path, draw: Draw) -> None:
@@ -332,7 +335,7 @@ def test_rows_on_another_text_never_replace_the_runs_own(tmp_path: pathlib.Path,
     )
     figure = draw(tmp_path)["extrapolation"]
     note = "alibi-s0, rope-s0, each: 3 rows left out, measured on other text (not comparable)"
-    assert note in words(figure) and 9.0 not in {one["ppl"] for one in plots.read_rows(tmp_path)}
+    assert note in words(figure) and 9.0 not in set(read_results(tmp_path).query("left_out == ''").ppl)
     assert not any("corpora" in text for text in words(figure))
 
 
@@ -342,7 +345,7 @@ def test_rows_on_another_text_alone_make_no_seed_of_the_others(tmp_path: pathlib
     put(tmp_path, "a", [*measured(), *other], config())
     sliding = measured(seed=1, protocol="sliding", stride=16)
     put(tmp_path, "b", [*measured(ppl=5.0, seed=1), *sliding], config(train__seed=1))
-    first, second = plots.table(plots.read_rows(tmp_path)).split("\n\nSliding")
+    first, second = plots.table(read_results(tmp_path)).split("\n\nSliding")
     assert cells(first, "rope")[1:3] == ["2", "4.500 ± 0.707"] and cells(second, "rope")[1:3] == ["1", "4.000"]
 
 
@@ -355,7 +358,7 @@ def test_rows_of_an_earlier_step_are_left_out_and_named(tmp_path: pathlib.Path, 
     assert list(line(figure, "rope, step=1200").get_xdata()) == [64, 128, 256]
     assert "rope-s0: 4 rows left out, measured earlier in training" in words(figure)
     note = "Measured before the end of training: alibi-s0 (step 500 of 1,200)"
-    assert note in words(figure) and note in plots.table(plots.read_rows(tmp_path))
+    assert note in words(figure) and note in plots.table(read_results(tmp_path))
     for line_ in csv.DictReader(io.StringIO(plots.table_as(tmp_path, "csv"))):
         assert line_["warning"] == (note if line_["encoding"] == "alibi, step=500" else "")
 
@@ -365,7 +368,7 @@ def test_seeds_slid_with_other_strides_are_not_averaged(tmp_path: pathlib.Path, 
         made = measured(ppl=4.0 + seed, seed=seed, protocol="sliding", stride=stride)
         put(tmp_path, f"rope-s{seed}", made, config(train__seed=seed))
     assert set(draw(tmp_path, "ratio")) == {"ratio-sliding-s16", "ratio-sliding-s32"}
-    assert [cells(one, "rope")[1:3] for one in plots.table(plots.read_rows(tmp_path)).split("\n\nSliding")] == [
+    assert [cells(one, "rope")[1:3] for one in plots.table(read_results(tmp_path)).split("\n\nSliding")] == [
         ["1", "4.000"],
         ["1", "5.000"],
     ]
@@ -377,13 +380,13 @@ def test_targets_are_chosen_for_each_stride(tmp_path: pathlib.Path, draw: Draw) 
         made = measured(seed=seed, protocol="sliding", stride=16)
         other = measured(seed=seed, protocol="sliding", stride=32, targets="ff") if seed else []
         put(tmp_path, f"rope-s{seed}", [*made, *other], config(train__seed=seed))
-    table = plots.table(plots.read_rows(tmp_path))
+    table = plots.table(read_results(tmp_path))
     assert [cells(one, "rope")[1] for one in table.split("\n\nSliding")] == ["2", "1"] and "left out" not in table
 
 
 def test_no_ratio_is_formed_across_sets_of_targets() -> None:
     """Rows that were put together by hand: read from a folder they are of one set."""
-    made = as_rows([*measured(lengths=(64, 128)), *measured(lengths=(256,), targets="another")])
+    made = as_table([*measured(lengths=(64, 128)), *measured(lengths=(256,), targets="another")])
     assert cells(plots.table(made), "encoding")[4:] == ["R_2"] and "scored on different targets" in plots.table(made)
 
 
@@ -391,7 +394,7 @@ def test_lengths_that_only_some_seeds_were_measured_at_are_named(tmp_path: pathl
     """The mean jumps there, whatever length does."""
     put(tmp_path, "a", measured(ppl=4.0), config())
     put(tmp_path, "b", measured(ppl=9.0, seed=1, lengths=(64, 128)), config(train__seed=1))
-    drawn, table = draw(tmp_path), plots.table(plots.read_rows(tmp_path))
+    drawn, table = draw(tmp_path), plots.table(read_results(tmp_path))
     assert "rope: 1 of 2 runs measured at 256" in words(drawn["extrapolation"]) and "1 of 2 runs" in table
     assert "rope: 1 of 2 runs measured at k = 4" in words(drawn["ratio"])
 
@@ -407,7 +410,7 @@ def test_a_length_that_was_not_measured_is_no_gap(tmp_path: pathlib.Path, draw: 
     assert list(line(figure, "alibi").get_xdata()) == [64, 256] and np.isfinite(line(figure, "alibi").get_ydata()).all()
     assert list(line(figure, "t5").get_xdata()) == [64, 128, 256]
     assert np.isnan(line(figure, "t5").get_ydata()).tolist() == [False, True, False]
-    table = plots.table(plots.read_rows(tmp_path))
+    table = plots.table(read_results(tmp_path))
     assert cells(table, "encoding")[4:] == ["R_1.5", "R_2", "R_3", "R_4"]
     assert cells(table, "alibi")[4:] == ["-", "-", "-", "4.000"] and cells(table, "t5")[5] == "out of memory"
 
@@ -505,7 +508,7 @@ def test_tokens_per_step_are_stated_where_they_differ(tmp_path: pathlib.Path, dr
     assert not any("Tokens per" in text for text in words(draw(tmp_path)["extrapolation"]))
     put(tmp_path, "c", measured("t5"), config("t5", train__batch_size=16))
     note = "Tokens per training step differ: 1,024 (t5, batch_size=16), 4,096 (alibi, rope)"
-    assert note in words(draw(tmp_path)["ratio"]) and note in plots.table(plots.read_rows(tmp_path))
+    assert note in words(draw(tmp_path)["ratio"]) and note in plots.table(read_results(tmp_path))
 
 
 def test_figures_and_table_are_of_the_same_rows(tmp_path: pathlib.Path, draw: Draw) -> None:
@@ -524,7 +527,7 @@ def test_figures_and_table_are_of_the_same_rows(tmp_path: pathlib.Path, draw: Dr
     drawn = draw(tmp_path)
     assert {path.name for path in figures.iterdir()} == others | {f"{name}.png" for name in drawn}
     assert (tmp_path / "ratio-L64.svg").exists()
-    assert (tmp_path / "table.md").read_text() == plots.table(plots.read_rows(tmp_path)) + "\n"
+    assert (tmp_path / "table.md").read_text() == plots.table(read_results(tmp_path)) + "\n"
 
 
 def test_no_two_curves_are_drawn_alike() -> None:
@@ -582,7 +585,7 @@ def test_the_targets_that_all_runs_have_are_used(tmp_path: pathlib.Path, draw: D
     own = measured("t5", ppl=9.0, targets="ff", max_targets=4096)
     put(tmp_path, "t5", [*own, *measured("t5", ppl=4.0, max_targets=8192)], config("t5", eval__num_targets=4096))
     put(tmp_path, "alibi", measured("alibi", ppl=5.0, max_targets=8192), config("alibi", eval__num_targets=8192))
-    figure, table = draw(tmp_path)["extrapolation"], plots.table(plots.read_rows(tmp_path))
+    figure, table = draw(tmp_path)["extrapolation"], plots.table(read_results(tmp_path))
     assert [cells(table, name)[2] for name in ("t5", "alibi")] == ["4.000", "5.000"]
     assert list(line(figure, "t5").get_ydata()) == [4.0, 8.0, 16.0]
     assert "t5: 3 rows left out, scored on other targets (not comparable)" in words(figure)
@@ -595,7 +598,7 @@ def test_a_run_on_other_targets_has_no_value_there(tmp_path: pathlib.Path, draw:
         put(tmp_path, text, measured(text, max_targets=8192), config(text, eval__num_targets=8192))
     others = measured("alibi", ppl=5.0, targets="ff", max_targets=4096, anchor=512)
     put(tmp_path, "alibi", others, config("alibi", eval__num_targets=4096))
-    figure, table = draw(tmp_path)["extrapolation"], plots.table(plots.read_rows(tmp_path))
+    figure, table = draw(tmp_path)["extrapolation"], plots.table(read_results(tmp_path))
     assert cells(table, "alibi")[1:3] == ["0", "on other targets"] and cells(table, "rope")[2] == "4.000"
     assert "alibi (no value)" in entries(figure) and "alibi: on other targets at 64, 128, 256" in words(figure)
     command = (
@@ -613,7 +616,7 @@ def test_advice_covers_windows_that_are_left_out(tmp_path: pathlib.Path, monkeyp
     put(tmp_path / "my runs", "nope2", [*measured("nope", max_targets=256, anchor=256), *moved])
     put(tmp_path / "my runs", "alibi", measured("alibi", targets="ee", max_targets=512, anchor=512))
     monkeypatch.chdir(tmp_path)
-    table = plots.table(plots.read_rows(tmp_path / "my runs"))
+    table = plots.table(read_results(tmp_path / "my runs"))
     command = "posx evaluate --workdir 'my runs' --protocol nonoverlapping --lengths 64,128,256,512,1024"
     assert f"{command} --num_targets 1024" in table, "as many targets as the longest window has"
 
@@ -705,13 +708,14 @@ def test_runs_without_results_are_named_by_path(tmp_path: pathlib.Path, draw: Dr
 
 
 def test_runs_of_other_position_learning_rates_are_no_seeds() -> None:
-    def run(seed: int, rate: float, decayed: tuple[str, ...] = ()) -> Run:
+    def run(seed: int, rate: float, decayed: tuple[str, ...] = ()) -> dict[str, Any]:
         settings = {"train.seed": seed, "train.position_lr_multiplier": rate}
-        return Run(f"t5-s{seed}", "t5", 64, settings | ({"train.decayed": [*decayed]} if decayed else {}))
+        facts = settings_facts(settings | ({"train.decayed": [*decayed]} if decayed else {}))
+        return facts | {"run": f"t5-s{seed}", "method": "t5", "train_len": 64}
 
     runs = [run(0, 1.0), run(1, 1.0), run(2, 10.0), run(3, 10.0), run(4, 10.0, ("0.table",))]
-    found = groups.seeds_of_curves(runs)
-    assert sorted("".join(run.path[-1] for run in own) for own in found) == ["01", "23", "4"]
+    found = groups.seeds_of_curves(make_table(runs, RUN_COLUMNS).set_index("run", drop=False))
+    assert sorted("".join(run[-1] for run in own.run) for own in found) == ["01", "23", "4"]
     names = [
         "t5, decayed=('0.table',), position_lr_multiplier=10.0",
         *(f"t5, position_lr_multiplier={n}.0" for n in (1, 10)),

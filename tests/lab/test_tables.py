@@ -11,6 +11,7 @@ import pytest
 from posx.errors import ConfigError, WorkdirError
 from posx.lab import plots
 from posx.lab.commands import FORMS
+from posx.lab.results.table import read_results
 from tests import made_rows, tiny
 
 
@@ -25,10 +26,10 @@ def cells(line, sign):
 
 def test_every_form_has_the_same_numbers(runs):
     """Values are those of the rows: the mean over seeds, and the sample standard deviation."""
-    stored = plots.read_rows(runs)
+    stored = read_results(runs)
     found = list(csv.DictReader(io.StringIO(plots.table_as(runs, "csv"))))
     (one,) = [x for x in found if (x["encoding"], x["column"]) == ("alibi", "perplexity at L = 64")]
-    values = [row["ppl"] for row in stored if row["encoding"] == "alibi" and row["eval_len"] == 64]
+    values = stored.ppl[(stored.encoding == "alibi") & (stored.eval_len == 64)]
     assert float(one["mean"]) == pytest.approx(statistics.fmean(values), rel=1e-12) and one["seeds"] == "3"
     assert float(one["std_over_seeds"]) == pytest.approx(statistics.stdev(values), rel=1e-12)
     assert (one["num_targets"], one["protocol"], one["train_len"]) == ("262144", "nonoverlapping", "64")

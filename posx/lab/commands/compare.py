@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,8 @@ from posx.evaluation.protocols import protocol_class
 from posx.fields import items_of, typed
 from posx.lab.commands import work_folders
 from posx.lab.files.atomic import finite
-from posx.lab.plots.captions import before_the_end, left_out, precisions, unless_named, without_results
+from posx.lab.plots.captions import TITLES, before_the_end, left_out, precisions, unless_named, without_results
 from posx.lab.plots.groups import curves_of_runs
-from posx.lab.plots.rows import (
-    FAILED,
-    PER_POSITION,
-    PROTOCOLS,
-    Row,
-    diverged_of_several,
-    diverged_rows,
-    read_several,
-    unfinished,
-)
 from posx.lab.plots.verdicts import (
     BY_SEED,
     HOLDS_FOR,
@@ -37,6 +27,8 @@ from posx.lab.plots.verdicts import (
     shown_p,
     verdicts,
 )
+from posx.lab.results.columns import FAILED
+from posx.lab.results.table import PER_POSITION, missing_runs, read_results, runs_of
 from posx.machine.guard import start_devices
 from posx.notices import say
 
@@ -47,11 +39,11 @@ def run_compare(values: dict[str, Any], _: None) -> None:
     if values["dry_run"]:
         print(f"would compare the runs in {', '.join(map(str, folders))}")
         return
-    stored = [row for row in read_several(folders) if row["protocol"] != PER_POSITION]
-    if not stored:
+    table = read_results(folders)
+    stored = table[(table.left_out == "") & (table.protocol != PER_POSITION)]
+    if (stored.status == "diverged").all():
         raise WorkdirError(f"{_listed(folders)}: no run has results. Measure them with posx evaluate.")
-    stored += diverged_of_several(folders)
-    curves = curves_of_runs(row.run for row in stored)
+    curves = curves_of_runs(runs_of(stored))
     names = [curve.label for curve in curves]
     if len(curves) < 2:
         raise ConfigError(
@@ -76,23 +68,18 @@ def run_compare(values: dict[str, Any], _: None) -> None:
         print(line)
     for reason in reasons:
         say(f"not compared: {reason}")
-    for line in _notes(folders, stored, {place.protocol for place in (verdict.place for verdict in found)}):
-        say(f"notice: {line}")
-
-
-def _notes(folders: Sequence[Path], stored: Sequence[Row], protocols: Collection[str]) -> list[str]:
-    """Return lines on rows and runs without a verdict, and on runs that were measured in different ways."""
-    missing: dict[str, str] = {}
-    for folder in folders:
-        missing |= unfinished(folder, diverged_rows(folder))
-    shown = [row for row in stored if row["protocol"] in protocols and row.get("status") != "diverged"]
-    return [
-        *unless_named(curves_of_runs(row.run for row in stored)),
-        *left_out(dict.fromkeys(row.run for row in stored), protocols),
-        *before_the_end(shown),
+    omitted = table[(table.left_out != "") & table.run.isin(stored.run)]
+    protocols = {verdict.place.protocol for verdict in found}
+    shown, omitted = (rows[rows.protocol.isin(protocols)] for rows in (stored, omitted))
+    notes = [
+        *unless_named(curves),
+        *left_out(omitted),
+        *before_the_end(shown[shown.status != "diverged"]),
         *precisions(shown),
-        *without_results(missing),
+        *without_results({name: why for folder in folders for name, why in missing_runs(folder).items()}),
     ]
+    for line in notes:
+        say(f"notice: {line}")
 
 
 def _wanted(values: dict[str, Any]) -> Callable[[Place], bool]:
@@ -151,7 +138,7 @@ def _table(lines: Sequence[Verdict], names: Sequence[str]) -> Iterator[str]:
     one, other = (names[n] for n in first.pair)
     trained = "" if len(set(first.train_lens)) == 1 else " (trained at {} and {} tokens)".format(*first.train_lens)
     place, seeds = first.place, "{} and {} seeds".format(*first.seeds)
-    rule = PROTOCOLS.get(place.protocol, place.protocol) + (f", stride {place.stride}" if place.stride else "")
+    rule = TITLES.get(place.protocol, place.protocol) + (f", stride {place.stride}" if place.stride else "")
     targets = f"{first.num_targets:,} targets, " if first.num_targets else ""
     targets += f"text {first.text[:12]}, " if first.text else ""
     compared = {

@@ -193,14 +193,15 @@ def _show(values: dict[str, Any], workdir: Path, measured: Measured, failed: Map
     Raises PartialFailure if some runs or lengths failed.
     """
     from posx.lab import plots  # Matplotlib: once the settings are known to be right
-    from posx.lab.plots.rows import rows_of
+    from posx.lab.results.table import table_of
 
     rows = [row for found in measured.values() for row in found]
     if values["json"]:
         for row in rows:
             print(json.dumps(finite(row)))
     elif rows:
-        if made := plots.table(rows_of({folder.path: found for folder, found in measured.items()}, workdir)):
+        stored = {name_of(folder.path, workdir): own for folder, own in measured.items()}
+        if made := plots.table(table_of(stored, typed_path(workdir))):
             print(made)
         sys.stdout.flush()  # before the figures, which take longer
         if work_folder(values).is_file():

@@ -85,11 +85,10 @@ def _tables(place: Path) -> Iterator[Damage]:
     if not found:
         return
     from posx.lab import plots  # Matplotlib: only if there is a table
-    from posx.lab.plots.rows import unfinished
+    from posx.lab.results.table import missing_runs, read_results
 
     for path in filter(plots.is_table, found):
-        stored = plots.read_rows(path.parent)
-        wanted = f"{plots.table(stored, unfinished(path.parent, stored))}\n"
+        wanted = f"{plots.table(read_results(path.parent), missing_runs(path.parent))}\n"
         if path.read_text(encoding="utf-8", errors="replace") != wanted:
             again = f"Write it again: posx plot --workdir {path.parent}"
             yield Damage(path, "it is not the table of the stored rows", again)

@@ -10,7 +10,7 @@ import pathlib
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 # Matplotlib cannot be imported if MPLBACKEND names a backend that is not installed. Jupyter sets it for the commands
@@ -25,22 +25,23 @@ if "matplotlib" not in sys.modules:
             matplotlib.rcParams["backend"] = _asked
 
 from posx.errors import ConfigError, WorkdirError, nearest
-from posx.evaluation.protocols import Nonoverlapping, Sliding
+from posx.evaluation.protocols import PROTOCOLS, Nonoverlapping, Sliding
 from posx.lab.files.atomic import disk_errors, write_bytes
 from posx.lab.plots import curves, look
 from posx.lab.plots.formats import FORMATS
 from posx.lab.plots.groups import Panel, panels
 from posx.lab.plots.points import read_training
-from posx.lab.plots.rows import PER_POSITION, PROTOCOLS, Row, diverged, read_rows, unfinished
 from posx.lab.plots.tables import as_markdown, is_table, table, tables
+from posx.lab.results.table import PER_POSITION, diverged_runs, missing_runs, read_results
 from posx.lab.runs.folder import RunFolder, typed_path
 from posx.lazy import modules_of
 from posx.notices import say
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
-__all__ = ["FORMS", "WHAT", "draw_again", "is_table", "picture", "plot", "read_rows", "table", "table_as"]
+__all__ = ["FORMS", "WHAT", "draw_again", "is_table", "picture", "plot", "table", "table_as"]
 
 __getattr__ = modules_of(__name__)
 
@@ -66,7 +67,7 @@ def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
 
         subjects = effects.encodings_of(folder) or effects.catalogue()
         return _save(lambda: pictures.encodings(subjects), folder / "figures", what)
-    stored = read_rows(folder)
+    stored = read_results(folder)
     kinds = WHAT[1:-1] if what == "all" else (what,)
     figures = _figures(folder, stored, kinds)
     written = [path for name, draw in figures.items() for path in _save(draw, folder / "figures", name)]
@@ -99,7 +100,7 @@ def draw_again(folder: pathlib.Path) -> None:
     if any(path.suffix == ".png" and path.with_suffix(".svg") in drawn for path in drawn):
         plot(folder)
     elif is_table(folder / "table.md"):
-        _write_table(folder, read_rows(folder))
+        _write_table(folder, read_results(folder))
 
 
 def picture(
@@ -124,17 +125,17 @@ def table_as(workdir: str | pathlib.Path, form: str) -> str:
     if form not in FORMS:
         raise ConfigError(f"--format={form} is unknown. {nearest(form, FORMS)}The formats are: {', '.join(FORMS)}.")
     folder = pathlib.Path(workdir)
-    stored = read_rows(folder)
-    made = tables(stored, unfinished(folder, stored))
+    stored = read_results(folder)
+    made = tables(stored, missing_runs(folder))
     if not made:
         measure = f"posx evaluate --workdir {shlex.quote(typed_path(folder))}"
         raise WorkdirError(f"no run in {folder} has a perplexity yet, so there is no table. Measure with {measure}")
     return FORMATS[form](made) if form in FORMATS else as_markdown(made) + "\n"
 
 
-def _write_table(folder: pathlib.Path, stored: Sequence[Row]) -> bool:
+def _write_table(folder: pathlib.Path, stored: pd.DataFrame) -> bool:
     """Write `folder/table.md`, or remove an earlier table if there are no rows for it. Tell whether it is there."""
-    path, text = folder / "table.md", table(stored, unfinished(folder, stored))
+    path, text = folder / "table.md", table(stored, missing_runs(folder))
     with disk_errors(path):
         if text:
             write_bytes(path, (text + "\n").encode())
@@ -149,29 +150,30 @@ def _drawn(folder: pathlib.Path, kinds: Iterable[str]) -> list[pathlib.Path]:
     return [path for path in (folder / "figures").glob("*") if own.fullmatch(path.name)]
 
 
-def _figures(folder: pathlib.Path, stored: Sequence[Row], kinds: Iterable[str]) -> dict[str, Callable[[], Figure]]:
+def _figures(folder: pathlib.Path, stored: pd.DataFrame, kinds: Iterable[str]) -> dict[str, Callable[[], Figure]]:
     """Return {name: function that draws it} of the figures of `kinds` that the rows allow."""
-    found: dict[str, Callable[[], Figure]] = {}
-    split = panels(stored, unfinished(folder, stored))
+    made: dict[str, Callable[[], Figure]] = {}
+    split = panels(stored, missing_runs(folder))
     for kind in kinds:
         if kind == "training":
-            if runs := read_training(folder, stored):
-                found[kind] = functools.partial(curves.training, runs, diverged(stored))
+            runs, losses = read_training(folder, stored)
+            if losses:
+                made[kind] = functools.partial(curves.training, runs, losses, diverged_runs(stored))
             continue
         own = [panel for panel in split if (panel.protocol == PER_POSITION) == (kind == PER_POSITION)]
         several = len({panel.train_len for panel in own}) > 1
         for panel in own:
             name = kind + (f"-L{panel.train_len}" if several else "") + _rule(panel)
-            found[name] = functools.partial(curves.DRAW[kind], panel)
+            made[name] = functools.partial(curves.DRAW[kind], panel)
         for rule in dict.fromkeys(map(_rule, own)) if kind == "extrapolation" else ():
             if len(alike := [panel for panel in own if _rule(panel) == rule]) > 1:
-                found[f"{kind}-lengths{rule}"] = functools.partial(curves.across, alike)
-    return found
+                made[f"{kind}-lengths{rule}"] = functools.partial(curves.across, alike)
+    return made
 
 
 def _rule(panel: Panel) -> str:
     """Return the end of a figure's name, "" or such as "-sliding-s16", whatever other protocols the folder has."""
-    strides = {row.get("stride") for row in panel.rows} if panel.protocol == Sliding.name else {panel.stride}
+    strides = set(panel.rows.stride.dropna()) if panel.protocol == Sliding.name else {panel.stride}
     name = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in panel.protocol)[:40]
     plain = panel.protocol in (Nonoverlapping.name, PER_POSITION)
     return ("" if plain else f"-{name}") + "".join(f"-s{n}" for n in strides if n is not None and len(strides) == 1)

@@ -4,37 +4,47 @@ import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from posx.evaluation.statistics import targets_key
-from posx.lab.plots import look, rows
-from posx.lab.plots.groups import Curve, Panel, Point, common_settings, settings_by_length
-from posx.lab.runs.targets import anchor_of
+import pandas as pd
 
+from posx.evaluation import protocols
+from posx.lab.plots import look
+from posx.lab.plots.groups import Curve, Panel, Point, common_settings, firsts, settings_by_length
+from posx.lab.results.columns import FAILED, finite_perplexity
+from posx.lab.results.table import PER_POSITION
+
+#: The names of the protocols in captions.
+TITLES = {name: protocol.title for name, protocol in protocols.PROTOCOLS.items()}
 _MOST_NAMES = 4
 
 
 def facts(panels: Sequence[Panel]) -> list[str]:
     """Return the subtitle: the protocol and the scored targets, then the training length, seeds and text."""
-    panel_rows, protocol = [row for panel in panels for row in panel.rows], panels[0].protocol
-    first = rows.PROTOCOLS.get(protocol, look.shown(protocol))
-    if protocol == rows.PER_POSITION:
-        first += f", windows of {_range({row['eval_len'] for row in panel_rows})} tokens"
-    if strides := _numbers([row for row in panel_rows if row.get("stride") != row["eval_len"]], "stride"):
+    rows, protocol = rows_of(panels), panels[0].protocol
+    first = TITLES.get(protocol, look.shown(protocol))
+    if protocol == PER_POSITION:
+        first += f", windows of {_range(rows.eval_len)} tokens"
+    if len(strides := rows.stride[rows.stride.fillna(-1) != rows.eval_len].dropna()):
         first += f", stride {_range(strides)}"
-    if targets := _numbers(panel_rows, "num_targets"):
-        first += f" · {_range(targets)} targets scored per " + ("run" if protocol == rows.PER_POSITION else "length")
-    if documents := _numbers(panel_rows, "num_documents"):
-        stretches = _numbers(panel_rows, "num_stretches")
-        first += f", {_range(stretches)} stretches of" if max(stretches, default=0) > 1 else " of"
-        first += f" {_range(documents)} document{'s' if max(documents) > 1 else ''}"
-    seeds = {len(curve.runs) for panel in panels for curve in panel.curves} or {0}
+    if len(targets := rows.num_targets.dropna()):
+        first += f" · {_range(targets)} targets scored per " + ("run" if protocol == PER_POSITION else "length")
+    if len(documents := rows.num_documents.dropna()):
+        stretches = rows.num_stretches.dropna()
+        first += f", {_range(stretches)} stretches of" if stretches.max() > 1 else " of"
+        first += f" {_range(documents)} document{'s' if documents.max() > 1 else ''}"
+    seeds = [len(curve.runs) for panel in panels for curve in panel.curves] or [0]
     lengths = ", ".join(f"{panel.train_len}" for panel in panels)
-    second = f"trained at L = {lengths} · {_range(seeds)} seed{'s' if seeds != {1} else ''}"
+    second = f"trained at L = {lengths} · {_range(pd.Series(seeds))} seed{'s' if set(seeds) != {1} else ''}"
     for key, word in (("tokenizer", "tokenizer"), ("data_digest", "text")):
-        names = sorted({str(row[key]) for row in panel_rows if row.get(key)})
+        names = sorted(set(rows[key]) - {""})
         if names:
             names = [name[:12] if key == "data_digest" else look.shown(name, 40) for name in names]
             second += f" · {word} " + ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
     return [first[0].upper() + first[1:], second[0].upper() + second[1:]]
+
+
+def rows_of(panels: Sequence[Panel]) -> pd.DataFrame:
+    """Return the rows of panels."""
+    return pd.concat([panel.rows for panel in panels])
 
 
 def spreads(curves: Sequence[Curve], interval: str) -> list[str]:
@@ -56,22 +66,22 @@ def no_intervals(points: Sequence[tuple[str, Point]]) -> list[str]:
     return [f"No intervals: {', '.join(said)}"] if said else []
 
 
-def mixture(panel_rows: Sequence[Mapping[str, Any]]) -> str:
+def mixture(rows: pd.DataFrame) -> str:
     """Return a warning if numbers of different texts, tokenizers or targets are compared, else an empty string."""
-    for key, word in (("data_digest", f"corpora{other_tokens(panel_rows)}"), ("tokenizer", "tokenizers")):
-        if len({str(row[key]) for row in panel_rows if row.get(key)}) > 1:
+    for key, word in (("data_digest", f"corpora{other_tokens(rows.tokenizer)}"), ("tokenizer", "tokenizers")):
+        if len(set(rows[key]) - {""}) > 1:
             return f"different {word}: not comparable"
-    scored = [row for row in panel_rows if row.get("status") not in ("diverged", "apart")]
+    scored = rows[~rows.status.isin(["diverged", "apart"])]
     # Losses per position in windows of other lengths are of other targets. A note says so.
-    windows = {row["eval_len"] if row["protocol"] == rows.PER_POSITION else None for row in scored}
-    if len({targets_key(row) for row in scored}) > len(windows):
+    windows = scored.eval_len[scored.protocol == PER_POSITION].nunique() + (scored.protocol != PER_POSITION).any()
+    if len(scored.drop_duplicates(["targets", "block_len"])) > windows:
         return "scored on different targets: evaluate all runs again to compare them"
     return ""
 
 
-def other_tokens(panel_rows: Iterable[Mapping[str, Any]]) -> str:
+def other_tokens(tokenizers: Iterable[str | None]) -> str:
     """Return the words that a warning adds if tokenizers of one name may differ; "" if all rows are of bytes."""
-    return "" if {row.get("tokenizer") for row in panel_rows} <= {"bytes", None} else ", or tokenizers of one name"
+    return "" if set(tokenizers) <= {"bytes", "", None} else ", or tokenizers of one name"
 
 
 def notes(panels: Sequence[Panel], points: Sequence[Curve], unit: str = "") -> list[str]:
@@ -82,17 +92,17 @@ def notes(panels: Sequence[Panel], points: Sequence[Curve], unit: str = "") -> l
       points: the curves with their points. Their failures and missing runs are listed.
       unit: the text before the abscissas of these points.
     """
-    curves, stored = [one for panel in panels for one in panel.curves], [row for one in panels for row in one.rows]
-    on_axes = ("train.length", *settings_by_length([curve.runs[0] for curve in curves])) if panels[1:] else ()
+    curves, rows = [one for panel in panels for one in panel.curves], rows_of(panels)
+    on_axes = ("train.length", *settings_by_length(_first_runs(curves))) if panels[1:] else ()
     return [
-        *_unlike_windows(curves if panels[0].protocol == rows.PER_POSITION else ()),
+        *_unlike_windows(curves if panels[0].protocol == PER_POSITION else ()),
         *unless_named(curves, on_axes),
         *_failures(points, unit),
         *fewer_runs(points, unit),
-        *left_out([run for panel in panels for run in panel.runs], [panels[0].protocol]),
-        *_apart(stored),
-        *before_the_end(stored),
-        *precisions(stored),
+        *left_out(pd.concat([panel.left_out for panel in panels])),
+        *_apart(rows),
+        *before_the_end(rows),
+        *precisions(rows),
         *without_results(panels[0].missing),
         *tokens_per_step(curves),
     ]
@@ -100,7 +110,7 @@ def notes(panels: Sequence[Panel], points: Sequence[Curve], unit: str = "") -> l
 
 def _unlike_windows(curves: Iterable[Curve]) -> list[str]:
     """Return lines on curves of losses in shorter windows, which are scored on other targets than the longest."""
-    said = _by((max(row["eval_len"] for row in curve.rows), curve.label) for curve in curves)
+    said = _by((int(curve.rows.eval_len.max()), curve.label) for curve in curves)
     longest = max(said, default=0)
     return [
         f"In windows of {length:,} tokens, so on other targets at these positions than in those of {longest:,}: "
@@ -111,21 +121,25 @@ def _unlike_windows(curves: Iterable[Curve]) -> list[str]:
 
 def unless_named(curves: Sequence[Curve], on_axes: Collection[str] = ()) -> list[str]:
     """Return a line on the settings that most curves share, so that only the labels of the others name them."""
-    common = common_settings([curve.runs[0] for curve in curves], on_axes)
+    common = common_settings(_first_runs(curves), on_axes)
     parts = [f"{name.rpartition('.')[2]}={value}" for name, value in common.items()]
     return [f"If a label does not say otherwise: {', '.join(parts)}"] if parts else []
+
+
+def _first_runs(curves: Sequence[Curve]) -> pd.DataFrame:
+    return firsts([curve.runs for curve in curves])
 
 
 def _failures(curves: Sequence[Curve], unit: str) -> list[str]:
     """Return a line per curve and kind of failure: the lengths, and the number of runs if others succeeded."""
     lines = []
     for curve in curves:
-        for kind in [kind for kind in rows.FAILED if kind != "diverged"]:  # these runs are named with their step
+        for kind in [kind for kind in FAILED if kind != "diverged"]:  # these runs are named with their step
             if points := [point for point in curve.points if kind in point.failures]:
                 shares = [(point.failures.count(kind), len(point.values) + len(point.failures)) for point in points]
                 of = [f" ({failed} of {runs} runs)" if failed < runs else "" for failed, runs in shares]
                 places = [look.length_name(point.x) + share for point, share in zip(points, of, strict=True)]
-                lines.append(f"{look.shown(curve.label)}: {rows.FAILED[kind]} at {unit}{_places(places)}")
+                lines.append(f"{look.shown(curve.label)}: {FAILED[kind]} at {unit}{_places(places)}")
     return _first(lines, 8, "failures (see the table)")
 
 
@@ -140,49 +154,54 @@ def fewer_runs(curves: Sequence[Curve], unit: str) -> list[str]:
     return _first(lines, 6, "curves of fewer runs at some lengths")
 
 
-def left_out(runs: Iterable[rows.Run], protocols: Collection[str]) -> list[str]:
-    """Return lines on rows that are not shown, and why. Runs with the same reason share a line."""
-    omitted = [(run.path, omission) for run in runs for omission in run.left_out]
-    said = _by((words, path) for path, (protocol, words) in omitted if protocol in protocols)
-    return [f"{listed(paths, 'runs')}{', each' if len(paths) > 1 else ''}: {words}" for words, paths in said.items()]
+def left_out(rows: pd.DataFrame) -> list[str]:
+    """Return lines on rows that are left out, and why. Runs with the same reason share a line."""
+    reasons = rows.groupby(["run", "protocol", "rule", "left_out"], sort=False, dropna=False)
+    said = _by((_omission(why, own), run) for (run, _, _, why), own in reasons)
+    return [f"{listed(runs, 'runs')}{', each' if len(runs) > 1 else ''}: {words}" for words, runs in said.items()]
 
 
-def _apart(stored: Sequence[rows.Row]) -> list[str]:
+def _omission(why: str, rows: pd.DataFrame) -> str:
+    if why.endswith("are drawn"):
+        return f"windows of {', '.join(f'{n:,}' for n in sorted(set(rows.eval_len)))} tokens left out, {why}"
+    return f"{len(rows)} row{'s' * (len(rows) > 1)} left out, {why}"
+
+
+def _apart(rows: pd.DataFrame) -> list[str]:
     """Return the command that scores all runs on the same targets, if some rows have the status "apart"."""
-    values = [row for row in stored if rows.perplexity(row) is not None]
-    if not values or all(row.get("status") != "apart" for row in stored):
+    values, first = rows[finite_perplexity(rows).notna()], rows.iloc[0]
+    if values.empty or not (rows.status == "apart").any():
         return []
-    lengths = sorted({n for row in stored for n in (row["eval_len"], anchor_of(row), row.run.longest) if n})
-    most, protocol, strides = values[0].get("max_targets"), stored[0]["protocol"], _numbers(values, "stride")
-    words = f"--protocol {protocol} --lengths {','.join(map(str, lengths))}"
-    words += f" --num_targets {max(most, lengths[-1]) if most else 0}"
-    words += "".join(f" --stride {n}" for n in strides - {values[0]["eval_len"]} if len(strides) == 1)
-    return [f"To compare all runs: posx evaluate --workdir {shlex.quote(stored[0].run.workdir or 'FOLDER')} {words}"]
+    lengths = sorted({int(n) for name in ("eval_len", "anchor", "longest") for n in rows[name].dropna()})
+    most, strides = values.max_targets.iloc[0], set(values.stride.dropna()) - {values.eval_len.iloc[0]}
+    words = f"--protocol {first.protocol} --lengths {','.join(map(str, lengths))}"
+    words += f" --num_targets {max(most, lengths[-1]) if pd.notna(most) and most else 0}"
+    words += "".join(f" --stride {n}" for n in strides if values.stride.nunique() == 1)
+    return [f"To compare all runs: posx evaluate --workdir {shlex.quote(first.workdir or 'FOLDER')} {words}"]
 
 
-def before_the_end(stored: Iterable[rows.Row]) -> list[str]:
+def before_the_end(rows: pd.DataFrame) -> list[str]:
     """Return lines on runs that were measured before the end of training, and on those that ended with NaN."""
     early, ended = [], []
-    for run, row in {row.run: row for row in stored}.items():
-        step, steps, name = row.get("step"), run.settings.get("train.steps"), look.shown(run.path)
-        if row.get("status") == "diverged":
+    last = rows.drop_duplicates("run", keep="last").set_index("run").loc[rows.run.unique()].reset_index()
+    for run, status, step, settings in zip(last.run, last.status, last.step, last.settings, strict=True):
+        steps, name = settings.get("train.steps"), look.shown(run)
+        if status == "diverged":
             ended.append(f"{name} at step {step:,}")
-        elif isinstance(step, int) and isinstance(steps, int) and step < steps:
+        elif pd.notna(step) and isinstance(steps, int) and step < steps:
             early.append(f"{name} (step {step:,} of {steps:,})")
     said = {"Measured before the end of training": early, "Training ended with NaN": ended}
     return [f"{words}: {listed(names, 'runs')}" for words, names in said.items() if names]
 
 
-def precisions(stored: Iterable[rows.Row]) -> list[str]:
+def precisions(rows: pd.DataFrame) -> list[str]:
     """Return the precisions of float32 products if rows were evaluated in different ones. CPUs have the highest alone.
 
     Rows that name no precision were evaluated in the default precision of the device.
     """
-    measured = [row for row in stored if (row.get("env") or {}).get("device")]
-    said = _by(
-        ("highest" if row["env"]["device"] == "cpu" else row.get("precision", "default"), row.run.path)
-        for row in measured
-    )
+    devices = rows.env.map(lambda env: (env or {}).get("device"))
+    precision = rows.precision.replace("", "default").mask(devices == "cpu", "highest")[devices.notna()]
+    said = _by(zip(precision, rows.run[precision.index], strict=True))
     parts = [f"{precision} ({listed(names, 'runs')})" for precision, names in sorted(said.items())]
     return [f"Evaluated in different precisions of float32 products: {', '.join(parts)}"] if len(parts) > 1 else []
 
@@ -197,7 +216,7 @@ def without_results(missing: Mapping[str, str]) -> list[str]:
 
 def tokens_per_step(curves: Sequence[Curve]) -> list[str]:
     """Return the tokens of training text per step if curves differ in them, which makes a comparison unfair."""
-    runs = [(curve.label, curve.runs[0]) for curve in curves]
+    runs = [(curve.label, curve.runs.iloc[0]) for curve in curves]
     several = len({run.train_len for _, run in runs}) > 1
     batches = [(name, run.train_len, run.settings.get("train.batch_size")) for name, run in runs]
     said = _by((batch * n, f"L = {n}" if several else name) for name, n, batch in batches if isinstance(batch, int))
@@ -212,20 +231,17 @@ def listed(names: Sequence[str], word: str = "") -> str:
     return ("; " if any(", " in name for name in few) else ", ").join(few) + more
 
 
-def _numbers(panel_rows: Sequence[Mapping[str, Any]], key: str) -> set[int]:
-    return {row[key] for row in panel_rows if row.get(key) is not None}
-
-
-def _range(values: Collection[int]) -> str:
-    return f"{min(values):,}" if len(values) == 1 else f"{min(values):,} to {max(values):,}"
+def _range(values: pd.Series) -> str:
+    low, high = values.min(), values.max()
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _by(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
     """Return {statement: the names that it is about, each once}."""
-    found: dict[Any, dict[str, None]] = {}
+    by_statement: dict[Any, dict[str, None]] = {}
     for said, name in pairs:
-        found.setdefault(said, {})[name] = None
-    return {said: list(names) for said, names in found.items()}
+        by_statement.setdefault(said, {})[name] = None
+    return {said: list(names) for said, names in by_statement.items()}
 
 
 def _first(lines: list[str], most: int, rest: str) -> list[str]:

@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
 
 from posx.lab.plots import captions, look, points
-from posx.lab.plots.groups import Curve, Panel, Point, curves_of_runs, labels, settings_by_length
+from posx.lab.plots.groups import Curve, Panel, Point, curves_of_runs, firsts, labels, settings_by_length
 from posx.lab.plots.palette import Look
-from posx.lab.plots.rows import FAILED, Run, perplexity
+from posx.lab.results.columns import FAILED, finite_perplexity
 
 FAILURE_MARKS = {"undefined": "o", "nonfinite": "*", "oom": "x", "diverged": "d", "apart": "+"}
 LANE = 0.037  # of the axes' height
@@ -128,7 +129,7 @@ def _words(
       more: the last notes.
     """
     lines = [*captions.facts(panels), *captions.spreads(curves, interval)]
-    warning = captions.mixture([row for panel in panels for row in panel.rows])
+    warning = captions.mixture(captions.rows_of(panels))
     look.headings(made, title, lines, warning, LANE * lanes)
     look.notes(made, [*captions.notes(panels, curves, unit), *more])
 
@@ -147,9 +148,10 @@ def _nothing(ax: Axes, text: str) -> None:
 
 def _bits_axis(ax: Axes, panel: Panel) -> None:
     """Draw an axis of bits per byte, if all rows have equal bytes a token and nearly no separators among targets."""
-    scored = [row for row in panel.rows if perplexity(row) is not None]
-    known = all(row.get("num_bytes") and row.get("num_targets") and points.nearly_all_text(row) for row in scored)
-    sizes = {row["num_bytes"] / row["num_targets"] for row in scored} if known else set()
+    rows = panel.rows
+    scored = rows[finite_perplexity(rows).notna()]
+    known = (scored.num_bytes.fillna(0) > 0) & (scored.num_targets.fillna(0) > 0)
+    sizes = set(scored.num_bytes / scored.num_targets) if known.all() and points.nearly_all_text(scored) else set()
     if len(sizes) != 1:
         return
     factor = math.log(2) * sizes.pop()
@@ -168,7 +170,7 @@ def extrapolation(panel: Panel) -> Figure:
     several = sum(any(point.values for point in curve.points) for curve in curves) > 1  # else one view shows all
     made = look.figure(12.5 if several else 8.6, 4.6)
     full, *closer = _axes(made, 2 if several else 1, wspace=0.38)
-    lengths = sorted({row["eval_len"] for row in panel.rows} | {panel.train_len})
+    lengths = sorted({*panel.rows.eval_len, panel.train_len})
     for ax in (full, *closer):
         for curve in curves:
             _draw(ax, curve, bars=ax is full)  # they would hide what the close view is for
@@ -258,7 +260,7 @@ def per_position(panel: Panel) -> Figure:
 def across(panels: Sequence[Panel]) -> Figure:
     """Draw perplexity against evaluation length on shared axes: a panel per encoding, a curve per training length."""
     runs = [curve.runs for panel in panels for curve in panel.curves]
-    by_length = settings_by_length([own[0] for own in runs])
+    by_length = settings_by_length(firsts(runs))
     names = iter(labels(runs, ("train.length", *by_length)))
     looks = {
         panel.train_len: Look(*(kinds[number % len(kinds)] for kinds in (_SHADES, _MARKERS, _DASHES)))
@@ -285,12 +287,12 @@ def across(panels: Sequence[Panel]) -> Figure:
         for curve in drawn[name]:
             _draw(ax, curve, bars=False)
             style = {"color": curve.look.color, "linestyle": curve.look.dashes, "linewidth": 1.0}
-            ax.axvline(curve.runs[0].train_len, **style, zorder=1)
+            ax.axvline(curve.runs.train_len.iloc[0], **style, zorder=1)
         ax.set_title(titles[name])
     for number, spare in enumerate(axes[len(drawn) :], len(drawn)):
         spare.set_visible(False)
         axes[number - columns].tick_params(labelbottom=True)
-    lengths = sorted({row["eval_len"] for panel in panels for row in panel.rows} | set(looks))
+    lengths = sorted({*captions.rows_of(panels).eval_len, *looks})
     look.length_axis(axes[0], lengths, min(looks))
     top = look.log_axis(axes[0], _extent(curves))
     handles = [Line2D([], [], **_line_style(style)) for style in looks.values()]
@@ -304,41 +306,42 @@ def across(panels: Sequence[Panel]) -> Figure:
     return made
 
 
-def training(runs: Mapping[Run, Sequence[tuple[float, float]]], missing: Mapping[str, str]) -> Figure:
+def training(runs: pd.DataFrame, losses: Mapping[str, points.Losses], missing: Mapping[str, str]) -> Figure:
     """Draw training loss in nats per token against optimiser step, one thin line per run.
 
     Args:
-      runs: {run: its (step, loss)}.
+      runs: the columns of runs.
+      losses: {run: its (step, loss)}.
       missing: {path of a run without results: why}. A run that is drawn is not named.
     """
     made = look.figure(8.6, 4.4)
     (ax,) = _axes(made, 1)
     curves = [
-        dataclasses.replace(curve, points=tuple(Point(step, (loss,)) for run in curve.runs for step, loss in runs[run]))
+        dataclasses.replace(curve, points=tuple(Point(x, (y,)) for run in curve.runs.run for x, y in losses[run]))
         for curve in curves_of_runs(runs)
     ]
-    whose = {run: curve for curve in curves for run in curve.runs}
+    whose = {run: curve for curve in curves for run in curve.runs.run}
     seen: dict[str, Line2D] = {}
-    finite = {run: [pair for pair in runs[run] if math.isfinite(pair[1])] or [runs[run][-1]] for run in runs}
+    finite = {run: [pair for pair in own if math.isfinite(pair[1])] or [own[-1]] for run, own in losses.items()}
     top = look.log_axis(ax, [loss for own in finite.values() for _, loss in own if loss > 0])
-    for turn, run in enumerate(sorted(runs, key=lambda run: (-finite[run][-1][1], run.path))):
-        curve, (steps, losses) = whose[run], zip(*runs[run], strict=True)
+    for turn, run in enumerate(sorted(losses, key=lambda run: (-finite[run][-1][1], run))):
+        curve, (steps, values) = whose[run], zip(*losses[run], strict=True)
         style = _line_style(curve.look) | {"markevery": _sparse(turn) if len(steps) > 1 else None}
-        (line,) = ax.plot(steps, losses, **style, linewidth=1.3, alpha=0.9)
-        seen.setdefault(look.wrapped(curve.label) + (f" ({len(curve.runs)} runs)" if curve.runs[1:] else ""), line)
-        if not math.isfinite(losses[-1]):
+        (line,) = ax.plot(steps, values, **style, linewidth=1.3, alpha=0.9)
+        seen.setdefault(look.wrapped(curve.label) + (f" ({len(curve.runs)} runs)" if len(curve.runs) > 1 else ""), line)
+        if not math.isfinite(values[-1]):
             step, loss = finite[run][-1]
             ax.add_line(_mark("diverged", step, min(loss, top), color=style["color"])).set_clip_on(False)
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     ax.set_xlabel("optimiser step")
     ax.set_ylabel("training loss (nats per token)")
     entries = sorted(seen.items(), key=lambda pair: pair[0])
-    if any(not math.isfinite(own[-1][1]) for own in runs.values()):
+    if any(not math.isfinite(own[-1][1]) for own in losses.values()):
         entries.append((FAILED["diverged"], _mark("diverged")))
     look.legend(made, [line for _, line in entries], [name for name, _ in entries], 0.775, 0.985)
     many = f"{len(runs)} run{'s' if len(runs) != 1 else ''}; longer logs are averaged over equal spans"
     look.headings(made, "Training loss", [many])
-    missing = {path: why for path, why in missing.items() if path not in {run.path for run in runs}}
+    missing = {path: why for path, why in missing.items() if path not in losses}
     lines = [*captions.unless_named(curves), *captions.without_results(missing), *captions.tokens_per_step(curves)]
     look.notes(made, [*lines, *_off_frame(curves, top)])
     return made

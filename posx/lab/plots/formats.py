@@ -7,8 +7,10 @@ import io
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import pandas as pd
 
 from posx.lab.files.atomic import finite
 from posx.lab.plots import captions, look
@@ -20,7 +22,8 @@ FIELDS = (
     "train_len", "protocol", "stride", "eval_len", "encoding", "column", "unit", "mean", "std_over_seeds", "seeds",
     "text_low", "text_high", "no_interval", "failed", "num_targets", "num_documents", "tokenizer", "text", "warning",
 )  # fmt: skip
-_SCORED = {"stride": "stride", "num_targets": "num_targets", "num_documents": "num_documents", "tokenizer": "tokenizer"}
+#: The columns that they are from, of what was scored.
+_SCORED = {name: name for name in ("stride", "num_targets", "num_documents", "tokenizer")} | {"text": "data_digest"}
 
 
 def numbers(tables: Sequence[RowTable]) -> Iterator[dict[str, Any]]:
@@ -31,8 +34,8 @@ def numbers(tables: Sequence[RowTable]) -> Iterator[dict[str, Any]]:
             for title, point in points.items():
                 ratio = title.startswith("R_")
                 length = round(point.x * (panel.train_len if ratio else 1))
-                own = [row for row in curve.rows if row["eval_len"] == length]
-                facts = {name: _one(own, key) for name, key in (_SCORED | {"text": "data_digest"}).items()}
+                own = curve.rows[curve.rows.eval_len == length]
+                facts = {name: _one(own[key]) for name, key in _SCORED.items()}
                 warning = "; ".join([*made.warnings, *captions.before_the_end(own)])
                 unit = "1" if ratio else "bits per byte" if title.startswith("bits") else "per token"
                 found = {
@@ -53,10 +56,10 @@ def _spread(point: Point) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _one(rows: Sequence[Mapping[str, Any]], key: str) -> Any:
+def _one(values: pd.Series) -> Any:
     """Return the value that all rows have; None if they differ, which the warning says, or if there is none."""
-    found = {row.get(key) for row in rows}
-    return found.pop() if len(found) == 1 else None
+    several = values.unique().tolist()
+    return several[0] if len(several) == 1 and pd.notna(several[0]) and several[0] != "" else None
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")

@@ -1,27 +1,20 @@
 """Which rows share axes, which runs are the seeds of one curve, and what each curve is called and looks like."""
 
-import collections
 import dataclasses
-import itertools
 import math
 import os
 import statistics
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import pandas as pd
+
 from posx.lab.plots import palette
 from posx.lab.plots.palette import Look
-from posx.lab.plots.rows import (
-    OF_ENCODINGS,
-    PER_POSITION,
-    SCORED_STEP,
-    SCORED_TEXT,
-    SEED,
-    Row,
-    Run,
-    by_stride,
-    diverged,
-)
+from posx.lab.results.columns import make_table
+from posx.lab.results.facts import OF_ENCODINGS, SCORED_STEP, SCORED_TEXT, SEED
+from posx.lab.results.table import PER_POSITION, diverged_runs, runs_of, stride_rule
 
 #: Settings that follow from others, or are resolved from them if they are left open.
 _RESOLVED_FROM = {
@@ -56,15 +49,23 @@ class Point:
         return max(self.values, default=math.nan)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Curve:
-    """The runs of one curve and their results. The runs differ in nothing but the seed."""
+    """The runs of one curve and their results. The runs differ in nothing but the seed.
 
-    label: str  # "rope(base=500000)+alibi", then the settings that no other curve of the figure has
+    Attributes:
+      label: "rope(base=500000)+alibi", then the settings that no other curve of the figure has.
+      look: its color, marker and dashes.
+      runs: the columns of runs, a row for each run.
+      rows: the rows of the table that it is drawn from.
+      points: of one measure of the rows; a point without values is a gap: all runs failed.
+    """
+
+    label: str
     look: Look
-    runs: tuple[Run, ...]
-    rows: tuple[Row, ...] = ()
-    points: tuple[Point, ...] = ()  # of one measure of the rows; a point without values is a gap: all runs failed
+    runs: pd.DataFrame
+    rows: pd.DataFrame
+    points: tuple[Point, ...] = ()
 
     @property
     def seeds(self) -> tuple[int, int]:
@@ -73,162 +74,183 @@ class Curve:
         return (min(counts), max(counts)) if counts else (0, 0)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Panel:
-    """The rows that may share one set of axes: one training length, one protocol, one stride rule."""
+    """The rows that may share one set of axes: one training length, one protocol, one stride rule.
+
+    Attributes:
+      train_len, protocol, stride: of the rows.
+      curves: the curves of the rows.
+      left_out: the rows of this protocol that are left out, of all runs of this training length.
+      missing: {path of a run of the folder without results: why it failed}.
+    """
 
     train_len: int
     protocol: str
     stride: int | None
     curves: tuple[Curve, ...]
-    runs: tuple[Run, ...]  # of this training length, also those without a row here
-    missing: Mapping[str, str]  # {path of a run of the folder without results: why it failed}
+    left_out: pd.DataFrame
+    missing: Mapping[str, str]
 
     @property
-    def rows(self) -> tuple[Row, ...]:
-        return tuple(row for curve in self.curves for row in curve.rows)
+    def rows(self) -> pd.DataFrame:
+        return pd.concat([curve.rows for curve in self.curves])
 
 
-def panels(rows: Iterable[Row], missing: Mapping[str, str] | None = None) -> list[Panel]:
+def panels(table: pd.DataFrame, missing: Mapping[str, str] | None = None) -> list[Panel]:
     """Return the rows by training length and protocol, and by stride if one length was slid with several.
 
     Rows by position without losses are left out. missing: {path of a run without results: why it failed}.
     """
-    rows = [row for row in rows if row["protocol"] != PER_POSITION or row.get("position_nll")]
-    seeds = seeds_of_curves(row.run for row in rows)
-    drawn = _looks(seeds)
-    split: dict[tuple[int, str], list[Row]] = collections.defaultdict(list)
-    for row in rows:
-        split[row["train_len"], row["protocol"]].append(row)
-    found = []
-    for (train_len, protocol), members in sorted(split.items()):
-        runs = tuple(dict.fromkeys(row.run for row in rows if row["train_len"] == train_len))
+    by_position = table.protocol == PER_POSITION
+    rows = table[(table.left_out == "") & (~by_position | table.position_nll.astype(bool))]
+    others = table[table.left_out != ""]
+    seeds = seeds_of_curves(runs_of(rows))
+    looks = _looks(seeds)
+    made = []
+    for (train_len, protocol), members in rows.groupby(["train_len", "protocol"]):
+        runs = rows.run[rows.train_len == train_len]
+        left_out = others[others.run.isin(runs) & (others.protocol == protocol)]
         gone = dict(missing or {})
         if protocol == PER_POSITION:  # the other figures have a place for these runs
-            gone |= diverged(rows)
-        for stride, chosen in sorted(by_stride(members).items(), key=lambda pair: pair[0] or 0):
-            there = {row.run for row in chosen}
-            kept = {n: own for n, curve in enumerate(seeds) if (own := [run for run in curve if run in there])}
-            curves = _curves(list(kept.values()), [drawn[n] for n in kept], chosen)
-            found.append(Panel(train_len, protocol, stride, curves, runs, gone))
-    return found
+            gone |= diverged_runs(rows)
+        for stride, chosen in members.groupby(stride_rule(members).fillna(0)):
+            there = [own[own.run.isin(chosen.run)] for own in seeds]
+            drawn = [(own, look) for own, look in zip(there, looks, strict=True) if len(own)]
+            curves = _curves([own for own, _ in drawn], [look for _, look in drawn], chosen)
+            made.append(Panel(int(train_len), protocol, int(stride) or None, curves, left_out, gone))
+    return made
 
 
-def curves_of_runs(runs: Iterable[Run]) -> tuple[Curve, ...]:
+def curves_of_runs(runs: pd.DataFrame) -> tuple[Curve, ...]:
     """Return all runs of a folder as the curves of one figure, whatever lengths they were trained at."""
     seeds = seeds_of_curves(runs)
-    return _curves(seeds, _looks(seeds, one_figure=True))
+    return _curves(seeds, _looks(seeds, one_figure=True), runs[:0])
 
 
-def _curves(seeds: Sequence[Sequence[Run]], drawn: Sequence[Look], rows: Sequence[Row] = ()) -> tuple[Curve, ...]:
+def _curves(seeds: Sequence[pd.DataFrame], looks: Sequence[Look], rows: pd.DataFrame) -> tuple[Curve, ...]:
     return tuple(
-        Curve(label, how, tuple(own), tuple(row for row in rows if row.run in own))
-        for label, how, own in zip(labels(seeds), drawn, seeds, strict=True)
+        Curve(label, look, own, rows[rows.run.isin(own.run)])
+        for label, look, own in zip(labels(seeds), looks, seeds, strict=True)
     )
 
 
-def _looks(seeds: Sequence[Sequence[Run]], one_figure: bool = False) -> list[Look]:
+def _looks(seeds: Sequence[pd.DataFrame], one_figure: bool = False) -> list[Look]:
     """Return a look for each curve, the same at all training lengths unless one figure shows them all."""
-    counts: collections.Counter[Any] = collections.Counter()
-    places: list[tuple[str, Any]] = []
-    for run, *_ in seeds:
-        others = (run.around, run.train_len if one_figure else 0)
-        alike = (run.text, *others, run.train_len)
-        places.append((run.text, (*others, counts[alike])))
-        counts[alike] += 1
-    found = palette.looks(places)
-    return [found[place] for place in places]
+    runs = firsts(seeds)
+    number = runs.groupby(["method", "around", "train_len"], dropna=False).cumcount()
+    lengths = runs.train_len if one_figure else number * 0
+    places = [*zip(runs.method, zip(runs.around, lengths, number, strict=True), strict=True)]
+    looks = palette.looks(places)
+    return [looks[place] for place in places]
 
 
-def seeds_of_curves(runs: Iterable[Run]) -> list[list[Run]]:
+def firsts(seeds: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Return the first run of each curve."""
+    return pd.concat([own[:1] for own in seeds]) if seeds else runs_of(make_table([]))
+
+
+def seeds_of_curves(runs: pd.DataFrame) -> list[pd.DataFrame]:
     """Return the runs of each curve, which differ in nothing but the seed.
 
     They were measured on one text at one step. A run without results is a seed of the largest such group of its
     settings. If runs at two paths have the same seed too, each folder of runs is a curve of its own, or else each run.
     """
-    alike: dict[Any, dict[Any, list[Run]]] = collections.defaultdict(lambda: collections.defaultdict(list))
-    for run in dict.fromkeys(runs):
-        alike[run.text, run.kind][run.scored].append(run)
-    for groups in alike.values():
-        without = groups.pop((None, None), [])
-        most = max(groups, key=lambda scored: len(groups[scored]), default=None)
-        groups[most] += without
-    found = []
-    for members in itertools.chain(*(groups.values() for groups in alike.values())):
-        by_folder: dict[str, list[Run]] = collections.defaultdict(list)
-        for run in members:
-            by_folder[os.path.dirname(run.path)].append(run)
-        for curves in ([members], list(by_folder.values()), [[run] for run in members]):
-            if all(len({str(run.settings.get("train.seed")) for run in runs}) == len(runs) for runs in curves):
-                found += curves
-                break
-    return sorted(found, key=lambda runs: (runs[0].text, runs[0].kind, runs[0].path))
+    curves: list[pd.DataFrame] = []
+    for _, alike in runs.groupby(["method", "kind"], sort=False):
+        unknown = (alike.scored_text == "") & alike.scored_step.isna()
+        alike = pd.concat([alike[~unknown], alike[unknown]])
+        group = alike.groupby(["scored_text", "scored_step"], sort=False, dropna=False).ngroup()
+        if not unknown.all():
+            group = group.mask(alike.run.isin(alike.run[unknown]), group[~unknown].groupby(group).size().idxmax())
+        for _, members in alike.groupby(group):
+            curves += _by_seed(members)
+    return sorted(curves, key=lambda own: tuple(own.iloc[0][["method", "kind", "run"]]))
 
 
-def labels(seeds: Sequence[Sequence[Run]], on_axes: Collection[str] = ()) -> list[str]:
+def _by_seed(members: pd.DataFrame) -> list[pd.DataFrame]:
+    """Return runs as one curve, else by folder, else each alone: the first in which no curve repeats a seed."""
+    for key in (lambda run: "", os.path.dirname, lambda run: run):
+        folders = members.run.map(key)
+        if not members.assign(folder=folders).duplicated(["folder", "train_seed"]).any():
+            break
+    return [own for _, own in members.groupby(folders, sort=False)]
+
+
+def labels(seeds: Sequence[pd.DataFrame], on_axes: Collection[str] = ()) -> list[str]:
     """Return a label for each curve: the encoding, then the settings in which curves differ but for those `on_axes`."""
-    runs = [own[0] for own in seeds]
-    differ, common = _differing(runs, on_axes), common_settings(runs, on_axes)
-    found = []
-    for run in runs:
-        own = _differing([one for one in runs if one.text == run.text], on_axes)
-        unlike = {n for n in differ if common.get(n) != _value(run, n) and not n.startswith(OF_ENCODINGS)}
-        named = [name for name in differ if name in run.settings and name in unlike.union(own)]
-        found.append(", ".join([run.text, *(f"{_short(name, differ)}={_value(run, name)}" for name in named)]))
-    for path in (lambda own: os.path.commonpath([run.path for run in own]) or own[0].path, lambda own: own[0].path):
-        shared = collections.Counter(zip(found, (run.train_len for run in runs), strict=True))
-        pairs = zip(found, seeds, strict=True)
-        found = [f"{label}, {path(own)}" if shared[label, own[0].train_len] > 1 else label for label, own in pairs]
-    return found
+    runs = firsts(seeds)
+    values = _settings(runs)
+    differ, common = _differing(runs, values, on_axes), common_settings(runs, on_axes)
+    own = {
+        method: _differing(members, values.loc[members.run], on_axes) if len(members) > 1 else []
+        for method, members in runs.groupby("method")
+    }
+    named = []
+    for method, (_, value) in zip(runs.method, values.iterrows(), strict=True):
+        unlike = {n for n in differ if common.get(n) != value[n] and not n.startswith(OF_ENCODINGS)}
+        names = [n for n in differ if pd.notna(value[n]) and n in unlike.union(own[method])]
+        named.append(", ".join([method, *(f"{_short(name, differ)}={value[name]}" for name in names)]))
+    for path in (lambda own: os.path.commonpath(list(own.run)) or own.run.iloc[0], lambda own: own.run.iloc[0]):
+        shared = Counter(zip(named, runs.train_len, strict=True))
+        pairs = zip(named, runs.train_len, seeds, strict=True)
+        named = [f"{label}, {path(own)}" if shared[label, length] > 1 else label for label, length, own in pairs]
+    return named
 
 
-def common_settings(runs: Sequence[Run], on_axes: Collection[str] = ()) -> dict[str, str]:
+def common_settings(runs: pd.DataFrame, on_axes: Collection[str] = ()) -> dict[str, str]:
     """Return {setting: value} of the settings in which a few of the curves differ from most of them.
 
     A label names the setting if its value is another one, or differs among the curves of its encoding.
     """
-    names = [name for name in _differing(runs, on_axes) if not name.startswith(OF_ENCODINGS)]
-    counts = {name: collections.Counter(_value(run, name) for run in runs if name in run.settings) for name in names}
-    most = {name: count.most_common(1)[0] for name, count in counts.items()}
+    values = _settings(runs)
+    names = [name for name in _differing(runs, values, on_axes) if not name.startswith(OF_ENCODINGS)]
+    most = {name: Counter(values[name].dropna()).most_common(1)[0] for name in names}
     return {name: value for name, (value, n) in most.items() if n > max(1, len(runs) / 2)}
 
 
-def settings_by_length(runs: Sequence[Run]) -> dict[str, dict[int, str]]:
+def settings_by_length(runs: pd.DataFrame) -> dict[str, dict[int, str]]:
     """Return {setting: {training length: value}} of the settings that follow from the training length of a run."""
-    names = [name for name in _differing(runs, ("train.length",)) if not name.startswith(OF_ENCODINGS)]
-    pairs = {name: {(run.train_len, _value(run, name)) for run in runs} for name in names}
-    lengths = {run.train_len for run in runs}
-    return {name: dict(values) for name, values in pairs.items() if len(values) == len(lengths)}
+    values = _settings(runs)
+    names = [name for name in _differing(runs, values, ("train.length",)) if not name.startswith(OF_ENCODINGS)]
+    pairs = {name: {*zip(runs.train_len, values[name].fillna("None"), strict=True)} for name in names}
+    return {name: dict(own) for name, own in pairs.items() if len(own) == runs.train_len.nunique()}
 
 
-def _differing(runs: Sequence[Run], on_axes: Collection[str]) -> list[str]:
+def _settings(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the settings of runs as texts, a column for each setting; None for one that a run does not have."""
+    texts = [{name: _text(name, value) for name, value in settings.items()} for settings in runs.settings]
+    names = sorted({name for own in texts for name in own})
+    return pd.DataFrame({n: [own.get(n) for own in texts] for n in names}, index=runs.run, dtype="object")
+
+
+def _differing(runs: pd.DataFrame, values: pd.DataFrame, on_axes: Collection[str]) -> list[str]:
     """Return the settings in which runs differ, but for those that follow from others.
 
     Texts differ if the settings of the data differ. If these are equal, or not known of all runs, the digests decide.
     """
-    names = {name for run in runs for name in run.settings} - {*SEED, *on_axes}
-    found = [name for name in sorted(names) if _differs(name, runs)]
-    named = {name for name in names if name.startswith("data.")} - {"data.text"}
-    telling = named.intersection(found)
-    by_name = "data.text" in found and telling and all(telling <= run.settings.keys() for run in runs)
-    return [name for name in found if name not in ({"data.text"} if by_name else named)]
+    several = values.columns[values.nunique(dropna=False) > 1].difference([*SEED, *on_axes])
+    differ = [name for name in several if _differs(name, runs, values)]
+    named = {name for name in values if name.startswith("data.")} - {"data.text", *on_axes}
+    telling = [name for name in differ if name in named]
+    by_name = "data.text" in differ and telling and values[telling].notna().all(axis=None)
+    return [name for name in differ if name not in ({"data.text"} if by_name else named)]
 
 
-def _differs(name: str, runs: Sequence[Run]) -> bool:
+def _differs(name: str, runs: pd.DataFrame, values: pd.DataFrame) -> bool:
     """Tell whether runs differ in a setting although they agree in all settings that it may be resolved from."""
-    alike: dict[Any, set[str]] = collections.defaultdict(set)
-    for run in runs:
-        if name == "train.position_lr_multiplier":  # an encoding has one unless the user sets another
-            alike[run.text].add(_value(run, name))
-        elif name.startswith(OF_ENCODINGS):
-            alike[run.text, run.around, run.train_len].add(_value(run, name))
-        elif name in run.settings:
-            alike[tuple(_value(run, other) for other in _RESOLVED_FROM.get(name, ()))].add(_value(run, name))
-    return any(len(values) > 1 for values in alike.values())
+    value, known = values[name], values[name].notna()
+    if name == "train.position_lr_multiplier":  # an encoding has one unless the user sets another
+        value, known, alike = value.fillna("None"), known | True, runs[["method"]]
+    elif name.startswith(OF_ENCODINGS):
+        value, known, alike = value.fillna("None"), known | True, runs[["method", "around", "train_len"]]
+    else:
+        alike = values.reindex(columns=_RESOLVED_FROM.get(name, ())).fillna("None").assign(all="")
+    keys = [alike[key][known] for key in alike]
+    return bool((value[known].groupby(keys, dropna=False).nunique() > 1).any())
 
 
-def _value(run: Run, name: str) -> str:
-    value = run.settings.get(name)
+def _text(name: str, value: Any) -> str:
     text = str(tuple(value) if isinstance(value, list) else value)
     return " ".join(word[:12] for word in text.split()) if name in ("data.text", SCORED_TEXT) else text
 

@@ -13,35 +13,41 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from posx.errors import ConfigError
 from posx.evaluation.statistics import check_pair, few_places, half_width, mean_blocks
+from posx.lab.files.rows import number
 from posx.lab.plots.groups import Curve, Panel, Point
-from posx.lab.plots.rows import FAILED, Row, Run, number, perplexity, run_of_config
+from posx.lab.results.columns import FAILED, RUN_COLUMNS, finite_perplexity, make_table, plain_rows
+from posx.lab.results.facts import config_facts
+from posx.lab.results.table import runs_of
 from posx.lab.runs.folder import RunFolder, name_of, run_folders
 
 _MAX_TRAINING_POINTS = 150
 _BINS_PER_OCTAVE = 6
-
-
+#: The columns of intervals, and of losses by position.
+_BLOCKS = [
+    "run_id", "protocol", "eval_len", "status", "targets", "block_len", "block_nll", "num_targets", "max_targets",
+    "num_stretches", "num_documents",
+]  # fmt: skip
+_BINS = ["position_edges", "position_nll", "position_targets"]
+#: (step, loss in nats per token).
+Losses = Sequence[tuple[float, float]]
 _LOG = logging.getLogger(__name__)
 
 
 def perplexity_curves(panel: Panel) -> list[Curve]:
     """Return perplexity against evaluation length in tokens, over the runs that have a value."""
-    return _curves(panel, perplexity, _factors)
+    return _curves(panel, finite_perplexity(panel.rows), _factors)
 
 
 def ratio_curves(panel: Panel) -> list[Curve]:
     """Return R_k = ppl(kL) / ppl(L) against k >= 1: ratios within each run, of the same targets, then averaged."""
-    at_train = {row.run: row for row in panel.rows if row["eval_len"] == panel.train_len}
-
-    def ratio(row: Row) -> float | None:
-        base: Mapping[str, Any] = at_train.get(row.run, {})
-        value, below = perplexity(row), perplexity(base) if base.get("targets") == row.get("targets") else None
-        return value / below if value is not None and below is not None else None
-
-    return _curves(panel, ratio, _factors, at_train, panel.train_len)
+    rows = panel.rows
+    at_train = rows[rows.eval_len == panel.train_len].drop_duplicates("run", keep="last").set_index("run", drop=False)
+    base = rows.run.map(finite_perplexity(at_train)).where(rows.run.map(at_train.targets) == rows.targets)
+    return _curves(panel, finite_perplexity(rows) / base, _factors, at_train, panel.train_len)
 
 
 def bits_curves(panel: Panel) -> list[Curve]:
@@ -51,70 +57,68 @@ def bits_curves(panel: Panel) -> list[Curve]:
     in a thousand is a separator.
     """
 
-    def bits(row: Row) -> float | None:
-        counted = perplexity(row) is not None and row.get("num_separators") is not None
-        return number(row.get("bpb")) if counted else None
-
-    def ends(mean: float, half: float, rows: Sequence[Row]) -> tuple[float, float]:
-        if not all(map(nearly_all_text, rows)):
+    def ends(mean: float, half: float, rows: pd.DataFrame) -> tuple[float, float]:
+        if not nearly_all_text(rows):
             raise ConfigError("separators between documents count in the losses")
-        half *= rows[0]["num_targets"] / rows[0]["num_bytes"] / math.log(2)
+        half *= rows.num_targets.iloc[0] / rows.num_bytes.iloc[0] / math.log(2)
         return mean - half, mean + half
 
-    return _curves(panel, bits, ends)
+    rows = panel.rows
+    counted = finite_perplexity(rows).notna() & rows.num_separators.notna()
+    return _curves(panel, rows.bpb.where(counted), ends)
 
 
-def nearly_all_text(row: Row) -> bool:
-    """Tell whether the separators among the targets of a row are too few to be seen: at most one in a thousand."""
-    separators = row.get("num_separators")
-    return separators is not None and 1000 * separators <= row["num_targets"]
+def nearly_all_text(rows: pd.DataFrame) -> bool:
+    """Tell whether the separators among the targets of rows are too few to be seen: at most one in a thousand."""
+    return bool((1000 * rows.num_separators <= rows.num_targets).fillna(False).all())
 
 
-def _factors(mean: float, half: float, rows: Sequence[Row]) -> tuple[float, float]:
+def _factors(mean: float, half: float, rows: pd.DataFrame) -> tuple[float, float]:
     return mean * math.exp(-half), mean * math.exp(min(half, 700.0))  # e^710 is above all floats
 
 
 def _curves(
     panel: Panel,
-    measure: Callable[[Row], float | None],
-    ends: Callable[[float, float, Sequence[Row]], tuple[float, float]],
-    bases: Mapping[Run, Row] | None = None,
+    values: pd.Series,
+    ends: Callable[[float, float, pd.DataFrame], tuple[float, float]],
+    bases: pd.DataFrame | None = None,
     unit: int = 1,
 ) -> list[Curve]:
     """Return the curves of a panel over the lengths they were measured at, in `unit`s, from one unit on.
 
     Args:
       panel: the rows.
-      measure: returns the value of a row.
+      values: of the rows, NaN for a row without one.
       ends: (mean of the values, half the interval of the mean loss in nats, the rows) -> interval of the mean.
-      bases: rows whose losses are subtracted from those of the same run, for the interval.
+      bases: rows by run, whose losses are subtracted from those of the same run, for the interval.
       unit: tokens.
     """
 
-    def point(length: int, own: Sequence[Row]) -> Point:
-        failed = [row.get("status") for row in own if perplexity(row) is None]
-        failures = tuple(status if status in FAILED else "nonfinite" for status in failed)
-        measured = [(row, value) for row in own if (value := measure(row)) is not None]
-        rows, made = [row for row, _ in measured], Point(length / unit, tuple(value for _, value in measured), failures)
+    def point(length: int, own: pd.DataFrame) -> Point:
+        failed = own.status[finite_perplexity(own).isna()]
+        failures = tuple(failed.where(failed.isin([*FAILED]) & (failed != "ok"), "nonfinite"))
+        known = values[own.index].dropna()
+        rows, made = own.loc[known.index], Point(length / unit, tuple(known), failures)
         try:
-            half = _half_width(rows, [bases[row.run] for row in rows] if bases else []) if rows else None
+            half = _half_width(rows, rows[:0] if bases is None else bases.loc[rows.run]) if len(rows) else None
             return made if half is None else dataclasses.replace(made, interval=ends(made.mean, half, rows))
         except ConfigError as error:
             return dataclasses.replace(made, no_interval=str(error))
 
-    found = []
+    curves = []
     for curve in panel.curves:
-        lengths = sorted({row["eval_len"] for row in curve.rows if row["eval_len"] >= unit})
-        points = [point(length, [row for row in curve.rows if row["eval_len"] == length]) for length in lengths]
-        found.append(dataclasses.replace(curve, points=tuple(points)))
-    return _ordered(found)
+        lengths = curve.rows[curve.rows.eval_len >= unit].groupby("eval_len")
+        points = tuple(point(int(length), own) for length, own in lengths)
+        curves.append(dataclasses.replace(curve, points=points))
+    return _ordered(curves)
 
 
-def _half_width(rows: Sequence[Row], bases: Sequence[Row]) -> float:
-    """Return half the 95 % interval over text of the mean loss of `rows`, or of its difference to `bases`, in nats.
+def _half_width(table: pd.DataFrame, base_table: pd.DataFrame) -> float:
+    """Return half the 95 % interval over text of the mean loss of rows, or of its difference to base rows, in nats.
 
     Raises ConfigError, in a few words, if the rows have no common blocks of text, or too few.
     """
+    rows, bases = (plain_rows(one[_BLOCKS]) for one in (table, base_table))
     try:
         check_pair(*rows, *bases)
     except ConfigError:
@@ -136,24 +140,24 @@ def _ordered(curves: Iterable[Curve]) -> list[Curve]:
     return sorted(curves, key=key)
 
 
-def averaged(panel: Panel, values_of: Callable[[Row], dict[float, float]]) -> list[Curve]:
+def averaged(panel: Panel, values_of: Callable[[Mapping[str, Any]], dict[float, float]]) -> list[Curve]:
     """Return curves over the bins of the longest windows. A run with shorter windows lacks the last bins."""
-    found = []
+    curves = []
     for curve in panel.curves:
-        measured = [values_of(row) for row in curve.rows]
+        measured = [values_of(row) for row in plain_rows(curve.rows[_BINS])]
         values = {place: [one.get(place, math.nan) for one in measured] for place in sorted(max(measured, key=max))}
         points = tuple(Point(place, tuple(filter(math.isfinite, several))) for place, several in values.items())
-        found.append(dataclasses.replace(curve, points=points))
-    return _ordered(found)
+        curves.append(dataclasses.replace(curve, points=points))
+    return _ordered(curves)
 
 
-def _bins(row: Row) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _bins(row: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the edges [n + 1], losses [n] (NaN if a bin has none) and numbers of targets [n] of the bins."""
     nll = np.array([math.nan if number(value) is None else float(value) for value in row["position_nll"]])
     return np.asarray(row["position_edges"], np.float64), nll, np.asarray(row["position_targets"], np.float64)
 
 
-def local(row: Row) -> dict[float, float]:
+def local(row: Mapping[str, Any]) -> dict[float, float]:
     """Return the mean loss in nats per token of bins of at least 1/_BINS_PER_OCTAVE octave, at their geometric centres.
 
     Single late positions hold few targets, mostly noise. The last bin joins its neighbour if it has less than half of
@@ -172,30 +176,32 @@ def local(row: Row) -> dict[float, float]:
     return found
 
 
-def cumulative(row: Row) -> dict[float, float]:
+def cumulative(row: Mapping[str, Any]) -> dict[float, float]:
     """Return the perplexity of all targets up to the end of each bin; NaN from the first missing bin on."""
     edges, nll, targets = _bins(row)
     total = np.cumsum(np.where(targets > 0, nll * targets, 0.0)) / np.maximum(np.cumsum(targets), 1.0)
     return dict(zip(edges[1:].tolist(), np.exp(np.minimum(total, 700.0)).tolist(), strict=True))
 
 
-def read_training(folder: str | pathlib.Path, stored: Sequence[Row]) -> dict[Run, list[tuple[float, float]]]:
-    """Return (step, loss in nats per token) of every run with a log, means over at most _MAX_TRAINING_POINTS spans.
+def read_training(folder: str | pathlib.Path, table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Losses]]:
+    """Return the columns of every run with a log, and {run: its (step, loss in nats per token)}.
 
-    The last loss is NaN if training ended with it.
+    Losses are means over at most _MAX_TRAINING_POINTS spans. The last one is NaN if training ended with it.
     """
-    known = {row.run.path: row.run for row in stored}
-    found = {}
-    for folder_of_run in run_folders(pathlib.Path(folder), "metrics.jsonl"):
+    logs = {}
+    for path in run_folders(pathlib.Path(folder), "metrics.jsonl"):
         losses: dict[float, float] = {}
-        for row in RunFolder(folder_of_run).logged(_LOG.warning):
+        for row in RunFolder(path).logged(_LOG.warning):
             step = number(row.get("step"))
             if step is not None and "loss" in row:
                 loss, norm = number(row["loss"]), number(row.get("grad_norm", 0.0))
                 losses[step] = math.nan if loss is None or norm is None else loss  # a resumed run repeats steps
         if any(map(math.isfinite, losses.values())):
             spans = np.array_split(sorted(losses.items()), min(len(losses), _MAX_TRAINING_POINTS))
-            path = name_of(folder_of_run, folder)
-            run = known.get(path) or run_of_config(folder_of_run, path)
-            found[run] = [(float(step), float(loss)) for step, loss in (span.mean(axis=0) for span in spans)]
-    return found
+            logs[path] = [(float(step), float(loss)) for step, loss in (span.mean(axis=0) for span in spans)]
+    names = {path: name_of(path, folder) for path in logs}
+    known = runs_of(table[table.left_out == ""])
+    others = [config_facts(path, name) for path, name in names.items() if name not in known.index]
+    return pd.concat([known, runs_of(make_table(others, RUN_COLUMNS))]).loc[[*names.values()]], {
+        names[path]: logs[path] for path in logs
+    }

@@ -8,9 +8,13 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from posx.lab.plots import captions, look, rows
+import pandas as pd
+
+from posx.lab.plots import captions, look
 from posx.lab.plots.groups import Curve, Panel, Point, panels
 from posx.lab.plots.points import bits_curves, perplexity_curves, ratio_curves
+from posx.lab.results.columns import FAILED
+from posx.lab.results.table import PER_POSITION
 
 MOST_FACTORS = 8
 _EMPTY, _HEAD = "-", "encoding | seeds"
@@ -36,12 +40,12 @@ class RowTable(NamedTuple):
     notes: list[str]
 
 
-def tables(stored: Iterable[rows.Row], missing: Mapping[str, str] | None = None) -> list[RowTable]:
+def tables(stored: pd.DataFrame, missing: Mapping[str, str] | None = None) -> list[RowTable]:
     """Return a table for each training length and protocol that has perplexities.
 
     missing: {path of a run without rows: why it failed}.
     """
-    return tables_of([panel for panel in panels(stored, missing) if panel.protocol != rows.PER_POSITION])
+    return tables_of([panel for panel in panels(stored, missing) if panel.protocol != PER_POSITION])
 
 
 def tables_of(windows: Iterable[Panel]) -> list[RowTable]:
@@ -49,7 +53,7 @@ def tables_of(windows: Iterable[Panel]) -> list[RowTable]:
     return list(map(_table, windows))
 
 
-def table(stored: Iterable[rows.Row], missing: Mapping[str, str] | None = None) -> str:
+def table(stored: pd.DataFrame, missing: Mapping[str, str] | None = None) -> str:
     """Return the `tables` of rows as Markdown; an empty string if there is nothing to show."""
     return as_markdown(tables(stored, missing))
 
@@ -84,7 +88,7 @@ def _table(panel: Panel) -> RowTable:
     least = panel.train_len if _at_train_len(panel) else 0
     units = {title: panel.train_len if title.startswith("R_") else 1 for title in columns}
     shown = {round(point.x * units[title]) for title in columns for point in columns[title].values()}
-    if left := sorted({row["eval_len"] for row in panel.rows if row["eval_len"] >= least} - shown):
+    if left := sorted({length for length in panel.rows.eval_len if length >= least} - shown):
         notes.append(f"Measured too, in eval.jsonl: {', '.join(f'{length:.6g}' for length in left)} tokens")
     lines = [(curve, {title: columns[title][curve.label] for title in kept}) for curve in curves]
     return RowTable(panel, [*captions.facts([panel]), *spreads], warnings, kept, lines, notes)
@@ -104,14 +108,14 @@ def seeds_of(curve: Curve) -> str:
 
 
 def _at_train_len(panel: Panel) -> bool:
-    return any(row["eval_len"] == panel.train_len for row in panel.rows)
+    return bool((panel.rows.eval_len == panel.train_len).any())
 
 
 def _columns(panel: Panel) -> dict[str, dict[str, Point]]:
     """Return {title: {label: point}}: at L and the ratios to L, or all measured lengths if L is not among them."""
     absolute, train_len = perplexity_curves(panel), panel.train_len
     if not _at_train_len(panel):
-        kept = _chosen({row["eval_len"] for row in panel.rows}, train_len)
+        kept = _chosen(set(panel.rows.eval_len), train_len)
         return {f"perplexity at {length:.6g}": _at(absolute, length) for length in kept}
     ratios = ratio_curves(panel)
     factors = _chosen({point.x for curve in ratios for point in curve.points if point.x != 1})
@@ -145,7 +149,7 @@ def _escaped(text: str) -> str:
 
 def cell(point: Point) -> str:
     """Return mean, spread over seeds, interval over text, and failures: "4.55 ± 0.03 (4.47-4.63)", "undefined", "-"."""
-    failed = " and ".join(sorted({rows.FAILED[kind] for kind in point.failures}))
+    failed = " and ".join(sorted({FAILED[kind] for kind in point.failures}))
     if not point.values:
         return failed or _EMPTY
     text = _number(point.mean) + (f" ± {_number(statistics.stdev(point.values))}" if point.values[1:] else "")

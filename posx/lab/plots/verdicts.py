@@ -5,19 +5,19 @@ comparison. Its word follows from the p-value after Holm's correction for all ve
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from posx.evaluation.differences import ROUNDING, SIGNIFICANCE, Difference, holm, loss_difference, rise_difference
 from posx.evaluation.protocols import PROTOCOLS
 from posx.evaluation.statistics import perplexity, row_blocks, targets_key
-from posx.lab.files.rows import number
 from posx.lab.plots.captions import other_tokens
 from posx.lab.plots.groups import Curve
-from posx.lab.plots.rows import FAILED, PER_POSITION, Row, Run
-from posx.lab.plots.rows import perplexity as perplexity_of
+from posx.lab.results.columns import FAILED, finite_perplexity, plain_rows
+from posx.lab.results.table import PER_POSITION
 
 #: The words of verdicts.
 BETTER, WORSE, NOT_SEPARATED, NO_INTERVAL = "better", "worse", "not separated", "no interval"
@@ -28,6 +28,13 @@ HOLDS_FOR = {
     **dict.fromkeys((BY_SEED, UNPAIRED), "new seeds, on other text of this kind"),
     ONE_SEED: "these trained runs, on other text of this kind",
 }
+
+
+#: The columns that verdicts read.
+_COMPARED = [
+    "run", "run_id", "hash", "seed", "protocol", "eval_len", "stride", "status", "tokenizer", "data_digest", "nll",
+    "ppl", "targets", "block_len", "block_nll", "num_targets", "max_targets", "num_stretches", "num_documents",
+]  # fmt: skip
 
 
 class Place(NamedTuple):
@@ -101,6 +108,20 @@ class Verdict(NamedTuple):
         return found | {"holds_for": HOLDS_FOR[self.pairing]}
 
 
+class _Run(NamedTuple):
+    """A run that is compared.
+
+    Attributes:
+      rows: by protocol, stride and window.
+      seed: as text, "None" for an imported model, which has none.
+      train_len: tokens.
+    """
+
+    rows: Mapping[tuple[str, int | None, int], Mapping[str, Any]]
+    seed: str
+    train_len: int
+
+
 class _Sides(NamedTuple):
     """The runs of two curves that are compared.
 
@@ -110,40 +131,49 @@ class _Sides(NamedTuple):
       pairing: a key of HOLDS_FOR.
     """
 
-    runs: tuple[Sequence[Run], Sequence[Run]]
+    runs: tuple[Sequence[_Run], Sequence[_Run]]
     labels: tuple[str, str]
     pairing: str
 
 
-#: The rows of a run by protocol, stride and window.
-_Rows = Mapping[Run, Mapping[tuple[str, int | None, int], Row]]
+#: A row of the table, or None for one that a run does not have.
+_Row = Mapping[str, Any] | None
 
 
 def verdicts(
-    stored: Iterable[Row], curves: Sequence[Curve], wanted: Callable[[Place], bool] = lambda place: True
+    stored: pd.DataFrame, curves: Sequence[Curve], wanted: Callable[[Place], bool] = lambda place: True
 ) -> tuple[list[Verdict], list[str]]:
     """Return a verdict for each pair of curves and each place that both measured on the same targets.
 
     Args:
-      stored: the rows of the runs of the curves.
+      stored: the table of the rows of the runs of the curves.
       curves: the curves, of which each pair is compared.
       wanted: tells which places are compared. The others do not count in Holm's correction.
 
     Returns:
       The verdicts, and a line on each run or place that is not compared.
     """
-    by_run: dict[Run, dict[tuple[str, int | None, int], Row]] = {}
-    for row in stored:
-        if row["protocol"] != PER_POSITION:
-            by_run.setdefault(row.run, {})[row["protocol"], _stride(row), row["eval_len"]] = row
+    rows = stored[(stored.protocol != PER_POSITION) & (stored.left_out == "")]
+    rows = rows.assign(ppl=finite_perplexity(rows))
+    by_run: dict[str, dict[Any, Mapping[str, Any]]] = {}
+    for row in plain_rows(rows[_COMPARED]):
+        by_run.setdefault(row["run"], {})[row["protocol"], _stride(row), row["eval_len"]] = row
+    runs = [
+        [
+            _Run(by_run.get(run, {}), seed or "None", length)
+            for run, seed, length in zip(own.run, own.train_seed, own.train_len, strict=True)
+        ]
+        for own in (curve.runs for curve in curves)
+    ]
     found, reasons = list[Verdict](), dict[str, None]()
-    for (n, one), (m, other) in itertools.combinations(enumerate(curves), 2):
-        sides, left = _sides(one, other)
-        places = _places(by_run, sides)
+    for n, m in itertools.combinations(range(len(curves)), 2):
+        one, other = curves[n], curves[m]
+        sides, left = _sides((one.label, other.label), (runs[n], runs[m]))
+        places = _places(sides)
         if not places:
             left = [f"{one.label} and {other.label} have no protocol and window in common"]
         for place in filter(wanted, places):
-            pairs = [[_at(by_run.get(run, {}), run, place) for run in side] for side in sides.runs]
+            pairs = [[_at(run, place) for run in side] for side in sides.runs]
             rows = [row for side in pairs for pair in side for row in pair if row is not None]
             if not (reason := _unlike(rows)):
                 found.append(_verdict((n, m), place, sides, pairs))
@@ -153,12 +183,12 @@ def verdicts(
     return _corrected(found), list(reasons)
 
 
-def _stride(row: Row) -> int | None:
+def _stride(row: Mapping[str, Any]) -> int | None:
     """Return the stride of a row, None if it follows from its window."""
     return PROTOCOLS[row["protocol"]].chosen_stride(row) if row["protocol"] in PROTOCOLS else None
 
 
-def _sides(one: Curve, other: Curve) -> tuple[_Sides, list[str]]:
+def _sides(labels: tuple[str, str], runs: tuple[Sequence[_Run], Sequence[_Run]]) -> tuple[_Sides, list[str]]:
     """Return the runs of two curves that are compared, and which are left out.
 
     Runs of equal seeds are paired if there are two or more. That is right whatever a seed decides. It is sharper if the
@@ -166,10 +196,9 @@ def _sides(one: Curve, other: Curve) -> tuple[_Sides, list[str]]:
     seed, if there is one. A mean over other seeds would add their spread to the difference, and no interval counts that
     spread.
     """
-    seeds = [{_seed(run): run for run in curve.runs} for curve in (one, other)]
+    seeds, left = [{run.seed: run for run in side} for side in runs], []
     shared = sorted(seeds[0].keys() & seeds[1].keys() - {"None"}, key=lambda seed: (len(seed), seed))
-    labels, left = (one.label, other.label), []
-    single = min(len(one.runs), len(other.runs)) == 1
+    single = min(map(len, runs)) == 1
     if len(shared) > 1 or (shared and single):
         for own, label, rival in zip(seeds, labels, labels[::-1], strict=True):
             if alone := ", ".join(seed for seed in own if seed not in shared):
@@ -179,18 +208,13 @@ def _sides(one: Curve, other: Curve) -> tuple[_Sides, list[str]]:
             labels,
             ONE_SEED if single else BY_SEED,
         ), left
-    return _Sides((one.runs, other.runs), labels, ONE_SEED if single else UNPAIRED), left
+    return _Sides(runs, labels, ONE_SEED if single else UNPAIRED), left
 
 
-def _seed(run: Run) -> str:
-    """Return the seed of a run as text, as `groups` compares them; "None" for an imported model, which has none."""
-    return str(run.settings.get("train.seed"))
-
-
-def _places(by_run: _Rows, sides: _Sides) -> list[Place]:
+def _places(sides: _Sides) -> list[Place]:
     """Return the places that a run of each side measured, perplexity before R_k."""
-    there = [{place for run in side for place in by_run.get(run, ())} for side in sides.runs]
-    rises = [{_factor(run, place) for run in side for place in by_run.get(run, ())} for side in sides.runs]
+    there = [{place for run in side for place in run.rows} for side in sides.runs]
+    rises = [{_factor(run, place) for run in side for place in run.rows} for side in sides.runs]
     found = [Place(*place) for place in there[0] & there[1]]
     train_len = sides.runs[0][0].train_len
     for protocol, stride, k in rises[0] & rises[1]:
@@ -199,16 +223,17 @@ def _places(by_run: _Rows, sides: _Sides) -> list[Place]:
     return sorted(found, key=lambda place: (place.protocol, place.stride or 0, place.k or 0, place.eval_len))
 
 
-def _factor(run: Run, place: tuple[str, int | None, int]) -> tuple[str, int | None, float]:
+def _factor(run: _Run, place: tuple[str, int | None, int]) -> tuple[str, int | None, float]:
     return *place[:2], place[2] / run.train_len
 
 
-def _at(rows: Mapping[tuple[str, int | None, int], Row], run: Run, place: Place) -> list[Row | None]:
+def _at(run: _Run, place: Place) -> list[_Row]:
     """Return the row of a run at a place; for R_k those at kL and at L. None for a row that it does not have.
 
     A run whose training ended with NaN has one row for every place.
     """
-    if ended := [row for row in rows.values() if row.get("status") == "diverged"]:
+    rows = run.rows
+    if ended := [row for row in rows.values() if row["status"] == "diverged"]:
         return list(ended)
     start = place.protocol, place.stride
     if place.k is None:
@@ -216,35 +241,31 @@ def _at(rows: Mapping[tuple[str, int | None, int], Row], run: Run, place: Place)
     return [rows.get((*start, round(place.k * run.train_len))), rows.get((*start, run.train_len))]
 
 
-def _unlike(rows: Sequence[Row]) -> str:
+def _unlike(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return why rows cannot be compared, "" if they can."""
     rows = [row for row in rows if row.get("status") != "diverged"]  # it has no text and no targets
     if len({row.get("tokenizer") for row in rows}) > 1:
         return "have other tokenizers, so their perplexities are of other tokens"
     if len({row.get("data_digest") for row in rows}) > 1:
-        return "were measured on other texts" + other_tokens(rows)
+        return "were measured on other texts" + other_tokens(row["tokenizer"] for row in rows)
     scored = {(*targets_key(row), row.get("num_targets")) for row in rows if _problem(row) == ""}
     if all(row.get("status") == "apart" for row in rows) and rows:
         return "scored other targets than most runs"
     if any(row.get("status") == "apart" for row in rows) or len(scored) > 1:
         return "scored other targets"
-    return (
-        "" if all(row.get("block_nll") or perplexity_of(row) is None for row in rows) else "store no losses of blocks"
-    )
+    return "" if all(row.get("block_nll") or row["ppl"] is None for row in rows) else "store no losses of blocks"
 
 
-def _problem(row: Row | None) -> str:
+def _problem(row: _Row) -> str:
     """Return why a run has no loss, "" if it has one."""
     if row is None:
         return "not measured"
-    if perplexity_of(row) is None or number(row.get("nll")) is None:
-        return FAILED.get(row.get("status", ""), FAILED["nonfinite"])
+    if row["ppl"] is None or row["nll"] is None:
+        return FAILED.get(row["status"], FAILED["nonfinite"])
     return ""
 
 
-def _verdict(
-    pair: tuple[int, int], place: Place, sides: _Sides, pairs: Sequence[Sequence[Sequence[Row | None]]]
-) -> Verdict:
+def _verdict(pair: tuple[int, int], place: Place, sides: _Sides, pairs: Sequence[Sequence[Sequence[_Row]]]) -> Verdict:
     """Return a verdict without its correction.
 
     Args:
@@ -258,7 +279,7 @@ def _verdict(
     train_lens, (ours, theirs) = (sides.runs[0][0].train_len, sides.runs[1][0].train_len), sides.runs
     bare = Verdict(pair, place, train_lens, (len(ours), len(theirs)), sides.pairing, targets, text, None)
     problems = [
-        f"{label}{'' if _seed(run) == 'None' else f', seed {_seed(run)}'}: {problem}"
+        f"{label}{'' if run.seed == 'None' else f', seed {run.seed}'}: {problem}"
         for label, runs, side in zip(sides.labels, sides.runs, pairs, strict=True)
         for run, rows in zip(runs, side, strict=True)
         if (problem := next(filter(None, map(_problem, rows)), ""))
@@ -298,12 +319,10 @@ def _equal(found: Difference) -> str:
     return "equal up to rounding" if max(abs(found.mean), found.half / 10) <= ROUNDING else ""
 
 
-def _copies(sides: _Sides, pairs: Sequence[Sequence[Sequence[Row]]]) -> str:
+def _copies(sides: _Sides, pairs: Sequence[Sequence[Sequence[Mapping[str, Any]]]]) -> str:
     """Return that two seeds of a curve have equal losses, as one run and its copy have, else an empty string."""
     for label, runs, side in zip(sides.labels, sides.runs, pairs, strict=True):
-        losses = [
-            (_seed(run), row_blocks(row)[0] / row["block_len"]) for run, (row, *_) in zip(runs, side, strict=True)
-        ]
+        losses = [(run.seed, row_blocks(row)[0] / row["block_len"]) for run, (row, *_) in zip(runs, side, strict=True)]
         for (seed, ours), (other, theirs) in itertools.combinations(losses, 2):
             if np.max(np.abs(ours - theirs)) <= 10 * ROUNDING:
                 return f"seeds {seed} and {other} of {label} have equal losses: one is a copy of the other"

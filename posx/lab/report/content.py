@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from posx.errors import PosxError
 from posx.evaluation.statistics import horizon
 from posx.lab.config import base_config, run_config
@@ -24,21 +26,11 @@ from posx.lab.plots import captions, effects, look, pictures
 from posx.lab.plots.formats import FORMATS
 from posx.lab.plots.groups import Curve, Panel, Point, curves_of_runs, panels
 from posx.lab.plots.points import averaged, bits_curves, local, perplexity_curves, ratio_curves
-from posx.lab.plots.rows import (
-    OF_ENCODINGS,
-    PER_POSITION,
-    PROTOCOLS,
-    Row,
-    Run,
-    common_folder,
-    diverged,
-    diverged_of_several,
-    diverged_rows,
-    read_several,
-    unfinished,
-)
 from posx.lab.plots.tables import cell, seeds_of, tables_of
 from posx.lab.plots.verdicts import verdicts
+from posx.lab.results.columns import plain_rows
+from posx.lab.results.facts import OF_ENCODINGS
+from posx.lab.results.table import PER_POSITION, common_folder, missing_runs, read_results, runs_of
 from posx.lab.runs.folder import RunFolder, name_of, run_folders
 
 #: The measures of the main chart: the curves of a panel.
@@ -64,17 +56,14 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
     """Return the contents of a report on the runs at or below `folders`. Raises WorkdirError for a missing folder."""
     folders = list(dict.fromkeys(folder.resolve() for folder in folders))
     with _heard() as warnings:
-        stored = read_several(folders)
-    missing: dict[str, str] = {}
-    for folder in folders:
-        ended = diverged_rows(folder)
-        missing |= unfinished(folder, ended) | diverged(ended)
-    split = panels(stored, missing)
+        table = read_results(folders)
+    used = table[table.left_out == ""]
+    missing = {name: why for folder in folders for name, why in missing_runs(folder, ended=True).items()}
+    split = panels(table[table.status != "diverged"], missing)
     windows = [panel for panel in split if panel.protocol != PER_POSITION]
     positions = [panel for panel in split if panel.protocol == PER_POSITION]
-    judged = [*stored, *diverged_of_several(folders)]
-    curves = curves_of_runs(row.run for row in judged)
-    places = {run: n for n, curve in enumerate(curves) for run in curve.runs}
+    curves = curves_of_runs(runs_of(used))
+    places = {run: n for n, curve in enumerate(curves) for run in curve.runs.run}
     measured = [{name: made(panel) for name, made in MEASURES.items()} for panel in windows]
     return {
         "curves": [_curve(curve) for curve in curves],
@@ -84,12 +73,12 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
         "copies": {name: write(tables_of(windows)) for name, write in FORMATS.items()},
         "positions": [_panel(panel, places, ()) | {"points": list(_positions(panel, places))} for panel in positions],
         "training": list(_training(folders, places)),
-        **_verdicts(judged, curves),
-        "settings": [_settings(curve.runs[0]) for curve in curves],
+        **_verdicts(used, curves),
+        "settings": [_settings(curve.runs.iloc[0]) for curve in curves],
         **_pictures(folders),
         "warnings": warnings,
         "columns": COLUMNS,
-        "rows": [[_plain(row.get(name)) for name in COLUMNS] for row in stored],
+        "rows": [[_cell_of(row[name]) for name in COLUMNS] for row in plain_rows(used) if row["status"] != "diverged"],
     }
 
 
@@ -97,7 +86,7 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
 def _heard() -> Iterator[list[str]]:
     """Collect the warnings on rows that cannot be used."""
     said: list[str] = []
-    handler, logger = logging.Handler(), logging.getLogger("posx.lab.plots")
+    handler, logger = logging.Handler(), logging.getLogger("posx.lab.results")
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(handler)
     try:
@@ -113,28 +102,33 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _cell_of(value: Any) -> Any:
+    """Return a value of the table as JSON has it: "inf" for an infinite perplexity, None for no text."""
+    return "inf" if value == math.inf else _plain(value) if value != "" else None
+
+
 def _curve(curve: Curve) -> dict[str, Any]:
     dashes = curve.look.dashes if isinstance(curve.look.dashes, tuple) else (0, ())
     return {
         "label": curve.label, "color": curve.look.color, "dash": [3 * size for size in dashes[1]],
-        "runs": [run.path for run in curve.runs],
+        "runs": list(curve.runs.run),
     }  # fmt: skip
 
 
-def _panel(panel: Panel, places: Mapping[Run, int], drawn: Sequence[Curve]) -> dict[str, Any]:
+def _panel(panel: Panel, places: Mapping[str, int], drawn: Sequence[Curve]) -> dict[str, Any]:
     """Return the words of a panel. drawn: its curves of perplexity, () for losses by position."""
-    rule = PROTOCOLS.get(panel.protocol, panel.protocol) + (f", stride {panel.stride}" if panel.stride else "")
+    rule = captions.TITLES.get(panel.protocol, panel.protocol) + (f", stride {panel.stride}" if panel.stride else "")
     notes = captions.notes([panel], drawn) if panel.protocol != PER_POSITION else []
     warning = captions.mixture(panel.rows)
     return {
         "title": f"L = {panel.train_len:,}, {rule}", "train_len": panel.train_len, "facts": captions.facts([panel]),
         "notes": [*([warning] if warning else []), *notes],
-        "curves": sorted(places[curve.runs[0]] for curve in panel.curves),
+        "curves": sorted(places[curve.runs.run.iloc[0]] for curve in panel.curves),
     }  # fmt: skip
 
 
 def _points(
-    number_of_panel: int, panel: Panel, measured: Mapping[str, Sequence[Curve]], places: Mapping[Run, int]
+    number_of_panel: int, panel: Panel, measured: Mapping[str, Sequence[Curve]], places: Mapping[str, int]
 ) -> Iterator[dict[str, Any]]:
     """Yield a point for each measure, curve and window of a panel."""
     for measure, found in measured.items():
@@ -142,14 +136,14 @@ def _points(
             for point in curve.points:
                 low, high = point.interval or (None, None)
                 yield {
-                    "panel": number_of_panel, "measure": measure, "curve": places[curve.runs[0]],
+                    "panel": number_of_panel, "measure": measure, "curve": places[curve.runs.run.iloc[0]],
                     "x": round(point.x * (panel.train_len if measure == "R_k" else 1)), "mean": _plain(point.mean),
                     "values": list(point.values), "low": low, "high": high,
                 }  # fmt: skip
 
 
 def _table(
-    number_of_panel: int, panel: Panel, measured: Mapping[str, Sequence[Curve]], places: Mapping[Run, int]
+    number_of_panel: int, panel: Panel, measured: Mapping[str, Sequence[Curve]], places: Mapping[str, int]
 ) -> Iterator[dict[str, Any]]:
     """Yield the cells of each curve of a panel: seeds, perplexity and bits at L, R_k, and the 1 % horizon."""
     found = {name: {curve.label: curve.points for curve in drawn} for name, drawn in measured.items()}
@@ -157,7 +151,7 @@ def _table(
     for curve in panel.curves:
         ratios = {point.x: point for point in found["R_k"][curve.label]}
         yield {
-            "panel": number_of_panel, "curve": places[curve.runs[0]], "seeds": seeds[curve.label],
+            "panel": number_of_panel, "curve": places[curve.runs.run.iloc[0]], "seeds": seeds[curve.label],
             **{name: _at(found[name][curve.label], panel.train_len) for name in ("ppl", "bpb")},
             "ratios": {f"{k:g}": _cell(point) for k, point in ratios.items() if k > 1},
             "horizon": _horizon({k: _of_all(point) for k, point in ratios.items()}),
@@ -186,15 +180,14 @@ def _cell(point: Point) -> dict[str, Any]:
     return {"value": _plain(point.mean) if point.values else None, "text": cell(point)}
 
 
-def _positions(panel: Panel, places: Mapping[Run, int]) -> Iterator[dict[str, Any]]:
+def _positions(panel: Panel, places: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     for curve in averaged(panel, local):
         for point in curve.points:
-            yield {"curve": places[curve.runs[0]], "x": point.x, "mean": _plain(point.mean)}
+            yield {"curve": places[curve.runs.run.iloc[0]], "x": point.x, "mean": _plain(point.mean)}
 
 
-def _training(folders: Sequence[Path], places: Mapping[Run, int]) -> Iterator[dict[str, Any]]:
+def _training(folders: Sequence[Path], places: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     """Yield the losses of each run: [step, loss, tokens, seconds]. Seconds are those of the steps that were kept."""
-    by_path = {run.path: n for run, n in places.items()}
     measured = {path for folder in folders for path in run_folders(folder, "eval.jsonl")}
     for path in sorted(measured):
         steps: dict[int, tuple[float, float, float]] = {}
@@ -208,11 +201,11 @@ def _training(folders: Sequence[Path], places: Mapping[Run, int]) -> Iterator[di
             before = tokens
             found.append([step, loss, int(tokens), round(seconds, 2)])
         name, every = name_of(path, common_folder(measured)), -(-len(found) // MOST_STEPS)
-        if found and name in by_path:
-            yield {"curve": by_path[name], "run": name, "steps": found[::-every][::-1]}
+        if found and name in places:
+            yield {"curve": places[name], "run": name, "steps": found[::-every][::-1]}
 
 
-def _verdicts(stored: Sequence[Row], curves: Sequence[Curve]) -> dict[str, Any]:
+def _verdicts(table: pd.DataFrame, curves: Sequence[Curve]) -> dict[str, Any]:
     """Return the verdicts on all pairs as short rows, and which pairs are not compared.
 
     A row is [curve, other curve, number of its place, ratio, low, high, adjusted p, word, reason]. A place is
@@ -221,7 +214,7 @@ def _verdicts(stored: Sequence[Row], curves: Sequence[Curve]) -> dict[str, Any]:
     if len(curves) > MOST_COMPARED:
         why = f"{len(curves)} curves are too many for a verdict on each pair. Compare a few: posx compare RUN RUN"
         return {"verdicts": [], "places": [], "family": 0, "no_verdicts": [why]}
-    found, left_out = verdicts(stored, curves)
+    found, left_out = verdicts(table, curves)
     places = list(dict.fromkeys(one.place for one in found))
     short = [
         [*one.pair, places.index(one.place)]
@@ -233,13 +226,13 @@ def _verdicts(stored: Sequence[Row], curves: Sequence[Curve]) -> dict[str, Any]:
     return {"verdicts": short, "places": places, "family": family, "no_verdicts": left_out}
 
 
-def _settings(run: Run) -> dict[str, str]:
+def _settings(run: pd.Series) -> dict[str, str]:
     """Return the settings of a run that differ from the defaults of its encoding.
 
     A setting that posx resolved from others is a default too.
     """
     try:
-        usual = base_config(re.split(" under | from ", run.text)[0])
+        usual = base_config(re.split(" under | from ", run.method)[0])
         skipped: tuple[str, ...] = ("layers.", "encoding.")
     except PosxError:  # a hybrid, or a class of the user's own that is not at hand
         usual, skipped = base_config("nope"), OF_ENCODINGS

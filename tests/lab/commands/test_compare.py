@@ -17,6 +17,7 @@ from posx.evaluation.statistics import BLOCK_LEN
 from posx.lab import plots
 from posx.lab.plots.verdicts import shown_p
 from posx.lab.report.content import content
+from posx.lab.results.table import read_results
 from tests import tiny
 from tests.lab.commands import refused
 from tests.made_rows import as_lines, config, logged, row, start
@@ -110,7 +111,7 @@ def test_runs_evaluated_in_other_precisions_are_named(capsys, tmp_path):
         edited(Path(alibi), lambda row: {n: x for n, x in row.items() if n != "precision"})
         edited(Path(alibi), lambda row, device=device, how=how: row | {"env": {"device": device}} | how)
         assert (f"notice: {said}" in tiny.call(capsys, "compare", alibi, rope)[2]) == differ
-        assert (said in plots.table(plots.read_rows(tmp_path))) == differ
+        assert (said in plots.table(read_results(tmp_path))) == differ
 
 
 def test_compare_counts_the_spread_of_seeds(capsys, tmp_path):

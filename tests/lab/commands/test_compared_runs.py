@@ -16,6 +16,7 @@ from posx.evaluation import holm, loss_difference, paired_ratio, rise_difference
 from posx.evaluation.statistics import BLOCK_LEN
 from posx.lab import plots
 from posx.lab.report.content import content
+from posx.lab.results.table import read_results
 from tests import tiny
 from tests.lab.commands import refused
 from tests.made_rows import DIGEST, as_lines, cells, config, logged, row, start
@@ -62,7 +63,7 @@ def test_seeds_at_other_steps_are_no_seeds_of_one_curve(capsys, tmp_path):
     pairs = {(one["one"], one["other"]): (one["pairing"], one["seeds"]) for one in found}
     assert pairs["alibi", "rope, step=500"] == pairs["alibi", "rope, step=1200"] == ("one seed", [1, 1])
     assert "Measured before the end of training: rope-s0 (step 500 of 1,200)" in err
-    assert cells(plots.table(plots.read_rows(tmp_path)), "rope, step=500")[1] == "1"
+    assert cells(plots.table(read_results(tmp_path)), "rope, step=500")[1] == "1"
 
 
 def test_rows_before_a_nan_do_not_stand_for_the_seed(capsys, caplog, tmp_path):
@@ -75,7 +76,7 @@ def test_rows_before_a_nan_do_not_stand_for_the_seed(capsys, caplog, tmp_path):
     put(tmp_path / "alibi-s2", "alibi", 2)
     refused(capsys, 2, ["compare", str(tmp_path)], "rope, seed 2: ended with NaN. Train this seed again")
     assert "rope-s2: training ended with NaN at step 1. Rows of earlier steps do not count" in caplog.text
-    table = plots.table(plots.read_rows(tmp_path))
+    table = plots.table(read_results(tmp_path))
     assert cells(table, "rope")[1] == "2" and "(1 ended with NaN)" in cells(table, "rope")[2]
 
 
@@ -123,7 +124,7 @@ def test_runs_are_compared_on_the_text_that_most_have(capsys, tmp_path):
     assert one["pairing"] == "by seed" and one["word"] != "no interval" and one["text"] == DIGEST
     assert f"16,384 targets, text {DIGEST}, 2 pairs" in tiny.call(capsys, "compare", str(tmp_path))[1]
     assert "alibi-s0, alibi-s1, each: 2 rows left out, measured on other text" in err
-    assert "corpora" not in plots.table(plots.read_rows(tmp_path))
+    assert "corpora" not in plots.table(read_results(tmp_path))
     # A seed without results is of the curve whose other seeds were measured on that text.
     failed = dataclasses.replace(config("alibi", train__seed=2, train__steps=STEPS), text="7" * 16)
     start(tmp_path / "alibi-s2", failed)
@@ -163,7 +164,7 @@ def test_page_and_table_count_the_same_seeds(tmp_path):
     seeds(tmp_path, "alibi", "rope", count=3)
     (tmp_path / "rope-s2" / "eval.jsonl").unlink()
     put(tmp_path / "rope-s2", "rope", 2, targets="other")
-    table = plots.table(plots.read_rows(tmp_path))
+    table = plots.table(read_results(tmp_path))
     page = content([tmp_path])
     shown = {page["curves"][line["curve"]]["label"]: line["seeds"]["text"] for line in page["table"]}
     assert shown == {name: cells(table, name)[1] for name in ("alibi", "rope")} == {"alibi": "3", "rope": "2"}
@@ -196,7 +197,7 @@ def test_no_order_of_rows_decides_an_interval(tmp_path):
     for name, places in (("alibi", (0, 1)), ("rope", (1, 0))):
         for seed, place in enumerate(places):
             put(tmp_path / f"{name}-s{seed}", name, seed, **ONE_PLACE | ({"max_targets": 0} if place else {}))
-    table = plots.table(plots.read_rows(tmp_path))
+    table = plots.table(read_results(tmp_path))
     assert "(" in cells(table, "alibi")[2] and "(" in cells(table, "rope")[2] and "No interval" not in table
     one, other = (json.loads((tmp_path / f"rope-s{n}" / "eval.jsonl").open().readline()) for n in range(2))
     assert paired_ratio(one, other).low and paired_ratio(other, one).low

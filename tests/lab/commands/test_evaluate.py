@@ -15,6 +15,7 @@ import posx.lab.runs.evaluate
 from posx.lab.config import base_config, run_config
 from posx.lab.data import ByteTokenizer, DataConfig, prepare
 from posx.lab.files.rows import ROW_VERSION
+from posx.lab.results.table import read_results
 from posx.lab.runs.folder import RunFolder
 from tests import tiny
 from tests.lab.commands import refused, watched
@@ -193,7 +194,8 @@ def test_rows_of_other_targets_or_blocks_stay_out_of_a_curve(capsys, workdir):
     names = ("protocol", "eval_len", "targets", "block_len")
     assert [[row[name] for name in names] for row in again] == [[row[name] for name in names] for row in new[:2]]
     assert [row["ppl"] for row in again] == pytest.approx([row["ppl"] for row in new[:2]])
-    assert [row for row in posx.lab.plots.read_rows(workdir) if row["protocol"] == "nonoverlapping"] == again
+    table = read_results(workdir)
+    assert list(table.ppl[table.protocol == "nonoverlapping"]) == [row["ppl"] for row in again]
 
 
 def test_rows_where_memory_ran_out_are_tried_again(capsys, workdir):

@@ -14,6 +14,7 @@ from posx.lab.config import base_config, run_config
 from posx.lab.files.checksums import with_checksum
 from posx.lab.report import gallery, page
 from posx.lab.report.content import content
+from posx.lab.results.table import read_results
 from tests import tiny
 from tests.lab.commands import refused
 from tests.lab.report.pages import put
@@ -51,7 +52,7 @@ def test_report_holds_the_numbers_of_the_rows(capsys, tmp_path):
     far, near = ([r["ppl"] for r in stored if r["eval_len"] == n and "ppl" in r] for n in (128, 64))
     ratios = [a / b for a, b in zip(far, near, strict=True)]
     assert line["ratios"]["2"]["value"] == pytest.approx(sum(ratios) / 2) and line["seeds"]["text"] == "2"
-    assert line["ratios"]["2"]["text"] in plots.table(plots.read_rows(tmp_path / "sweep"))
+    assert line["ratios"]["2"]["text"] in plots.table(read_results(tmp_path / "sweep"))
     horizons = {data["curves"][line["curve"]]["label"]: line["horizon"]["text"] for line in data["table"]}
     assert horizons == {"alibi": ">= 4", "rope": "1"}
     places = [(None, 64), (None, 128), (None, 256), (2, 128), (4, 256)]

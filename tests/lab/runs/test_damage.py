@@ -11,6 +11,7 @@ import pytest
 from posx.lab import plots
 from posx.lab.files import manifests
 from posx.lab.plots import points
+from posx.lab.results.table import read_results
 from posx.lab.runs import damage
 from posx.lab.runs.damage import damages
 from posx.lab.runs.folder import RunFolder
@@ -141,7 +142,7 @@ def test_files_that_nothing_touched_are_read_once(workdir, monkeypatch):
 def test_bytes_that_are_no_text_are_no_crash(capsys, workdir):
     (workdir / damage.STAMP).write_bytes(b"\xff\x00")
     assert damages(RunFolder(workdir)) == []
-    (workdir / "table.md").write_bytes(f"{plots.table(plots.read_rows(workdir))}\n".encode().replace(b"|", b"\xff", 1))
+    (workdir / "table.md").write_bytes(f"{plots.table(read_results(workdir))}\n".encode().replace(b"|", b"\xff", 1))
     assert "it is not the table of the stored rows" in tiny.call(capsys, "verify", workdir)[1]
     (workdir / "weights.txt").write_bytes(b"\xff\x00")
     code, out, _ = tiny.call(capsys, "verify", workdir)
@@ -152,21 +153,21 @@ def test_bytes_that_are_no_text_are_no_crash(capsys, workdir):
 @pytest.mark.parametrize("kind", ["row removed", "rows removed"])
 def test_figures_name_rows_that_are_gone(workdir, caplog, kind):
     KINDS[kind][0](workdir)
-    plots.read_rows(workdir)
+    read_results(workdir)
     assert "eval.jsonl: the row per_position at 32 is gone" in caplog.text
 
 
 def test_figures_leave_out_rows_of_other_weights(workdir, caplog):
     rows = tiny.rows(workdir / "eval.jsonl")
     tiny.write_rows(workdir / "eval.jsonl", [row | {"weights": "0" * 16} for row in rows])
-    assert plots.read_rows(workdir) == [] and "other weights than checkpoint 32 has" in caplog.text
+    assert read_results(workdir).empty and "other weights than checkpoint 32 has" in caplog.text
 
 
 def test_figures_leave_out_the_log_of_another_run(workdir, caplog):
-    stored = plots.read_rows(workdir)
-    assert points.read_training(workdir, stored)
+    stored = read_results(workdir)
+    assert points.read_training(workdir, stored)[1]
     log_of_another_run(workdir)
-    assert not points.read_training(workdir, stored) and "it is of the run 12345678" in caplog.text
+    assert not points.read_training(workdir, stored)[1] and "it is of the run 12345678" in caplog.text
 
 
 def test_a_log_names_its_run(whole):
@@ -279,7 +280,7 @@ def test_verify_checks_runs_with_the_weights_of_others(capsys, workdir):
 
 def test_verify_checks_exports_and_tables(capsys, workdir, tmp_path):
     assert tiny.call(capsys, "export", f"--workdir={workdir}", f"--to={workdir / 'm.safetensors'}")[0] == 0
-    (workdir / "table.md").write_text(f"{plots.table(plots.read_rows(workdir))}\n")
+    (workdir / "table.md").write_text(f"{plots.table(read_results(workdir))}\n")
     code, out, err = tiny.call(capsys, "verify", workdir)
     assert code == 0 and "1 exported model: no damage" in out, err
     edit(workdir, "table.md", "| t5 |", "| t6 |")

@@ -5,9 +5,8 @@ import dataclasses
 import pytest
 
 from posx.errors import WorkdirError
-from posx.lab import plots
 from posx.lab.plots import effects
-from posx.lab.plots.rows import unfinished
+from posx.lab.results.table import missing_runs
 from posx.lab.runs import damage
 from posx.lab.runs.damage import damages
 from posx.lab.runs.folder import RunFolder
@@ -96,7 +95,7 @@ def test_steps_that_are_links_are_read_again(workdir, tmp_path, monkeypatch):
 )
 def test_a_run_without_a_whole_row_is_listed(workdir, change):
     lines(workdir, "eval.jsonl", change)
-    assert unfinished(workdir.parent, plots.read_rows(workdir.parent)) == {"run": ""}
+    assert missing_runs(workdir.parent) == {"run": ""}
 
 
 def test_damaged_arrays_are_not_drawn_as_initialised(workdir, caplog):

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from posx.lab.data import train_bpe
-from posx.lab.plots import read_rows
+from posx.lab.results.table import read_results
 from tests import tiny
 from tests.made_rows import as_lines
 
@@ -78,12 +78,11 @@ def test_rows_of_another_run_in_a_folder_are_left_out(whole, tmp_path, caplog):
     rows = tiny.rows(path)
     others = [row | {"hash": "00000000", "eval_len": 64, "ppl": 1.0} for row in rows[:1]]
     path.write_text(as_lines((*rows, *others)))  # the last row does not say whose folder it is
-    assert {row["hash"] for row in read_rows(tmp_path)} == {rows[0]["hash"]}
+    assert set(read_results(tmp_path).hash) == {rows[0]["hash"]}
     assert f"line {len(rows) + 1}: it is of the run 00000000, but config.json is of {rows[0]['hash']}" in caplog.text
     (tmp_path / "run" / "config.json").unlink()
     path.write_text(as_lines((*others, *rows)))
-    found = read_rows(tmp_path)
-    assert "1 row left out, of another run (not comparable)" in {why for _, why in found[0].run.left_out}
+    assert (read_results(tmp_path).left_out == "of another run (not comparable)").sum() == 1
 
 
 def test_run_is_labelled_by_the_encoding_of_its_layers(whole, tmp_path):
@@ -91,7 +90,7 @@ def test_run_is_labelled_by_the_encoding_of_its_layers(whole, tmp_path):
     path = tmp_path / "run" / "eval.jsonl"
     rows = [row | {"encoding": "alibi", "layers": ["t5"]} for row in tiny.rows(path)]
     path.write_text(as_lines(rows))
-    assert {row.run.text for row in read_rows(tmp_path)} == {"t5"}
+    assert set(read_results(tmp_path).method) == {"t5"}
 
 
 def test_runs_trained_on_other_text_are_no_seeds_of_one_curve(whole, tmp_path):
@@ -101,5 +100,5 @@ def test_runs_trained_on_other_text_are_no_seeds_of_one_curve(whole, tmp_path):
         for row in rows:
             row["settings"] |= {"train.seed": number, "data": f"{number}" * 64}
         (tmp_path / name / "eval.jsonl").write_text(as_lines(rows))
-    kinds = {row.run.kind for row in read_rows(tmp_path)}
+    kinds = set(read_results(tmp_path).kind)
     assert len(kinds) == 2

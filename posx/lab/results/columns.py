@@ -1,0 +1,120 @@
+"""The columns of the table of results, and the steps between stored rows and that table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from posx.lab.files.rows import number
+
+
+class Column(NamedTuple):
+    """A column of the table.
+
+    Attributes:
+      dtype: "text" (missing: ""), "int64", "Int64" and "float64" (missing: NA and NaN), or "object" (missing: None).
+      unit: of its values, "" if they have none.
+      meaning: one line.
+    """
+
+    dtype: str
+    unit: str
+    meaning: str
+
+
+#: The columns of a run. They are the same in all of its rows.
+RUN_COLUMNS = {
+    "run": Column("text", "", "the path of the run below the folder that was read; each run has another"),
+    "workdir": Column("text", "", "the folder that was read, as a command can name it"),
+    "method": Column("text", "", "the encodings of all layers, with masks and parent, as `rope, nope under full`"),
+    "train_len": Column("int64", "tokens", "the training length"),
+    "kind": Column("text", "", "all settings of training but the seed; runs of one kind are seeds of one curve"),
+    "around": Column("text", "", "the settings of training except encoding, data, seed and length"),
+    "train_seed": Column("text", "", "the seed of training; an imported model has none"),
+    "scored_text": Column("text", "", "the digest of the text that its rows are of"),
+    "scored_step": Column("Int64", "steps", "the training step that its rows are of"),
+    "longest": Column("Int64", "tokens", "the longest window that its targets serve"),
+    "settings": Column("object", "", "the settings of training, the code, the scored text and step, by name"),
+}
+#: All columns. Those after the columns of a run are the fields of a row of `eval.jsonl`, but for `left_out` and `rule`.
+COLUMNS = RUN_COLUMNS | {
+    "left_out": Column("text", "", "why figures and tables leave the row out; empty if they use it"),
+    "rule": Column("Int64", "tokens", "the stride, if windows of one length were slid with several"),
+    "run_id": Column("text", "", "the name of the run's folder when it was measured"),
+    "hash": Column("text", "", "the digest of the settings that decide the weights"),
+    "encoding": Column("text", "", "the encoding, as it can be typed"),
+    "seed": Column("Int64", "", "the seed of training"),
+    "step": Column("Int64", "steps", "the training step of the weights"),
+    "weights": Column("text", "", "the digest of the weights"),
+    "code": Column("object", "", "the digests of the user's own classes of encodings, by name"),
+    "tokenizer": Column("text", "", "the name of the tokenizer"),
+    "data_digest": Column("text", "", "the digest of the scored text"),
+    "own_text": Column("object", "", "whether this is the text that was held out in training"),
+    "protocol": Column("text", "", "how windows are laid over the text"),
+    "eval_len": Column("int64", "tokens", "the window"),
+    "stride": Column("Int64", "tokens", "the distance between windows"),
+    "anchor": Column("Int64", "tokens", "the longest window that the targets serve"),
+    "max_targets": Column("Int64", "tokens", "the targets that were asked for; 0 is all"),
+    "num_targets": Column("Int64", "tokens", "the scored targets"),
+    "num_stretches": Column("Int64", "", "the stretches of text that they lie in"),
+    "num_documents": Column("Int64", "", "the documents that they lie in"),
+    "num_separators": Column("Int64", "tokens", "the separators of documents among them"),
+    "num_bytes": Column("Int64", "bytes", "their text without separators"),
+    "targets": Column("text", "", "the digest of their positions; equal digests can be compared"),
+    "status": Column("text", "", "`ok`, `oom`, `nonfinite`, `undefined`, `apart` (other targets) or `diverged`"),
+    "nll": Column("float64", "nats per token", "the mean loss"),
+    "ppl": Column("float64", "per token", "the perplexity, exp(nll); infinite from e^700 on"),
+    "bpb": Column("float64", "bits per byte", "the loss of the text without separators"),
+    "nll_interval": Column("object", "nats per token", "the ends of the 95 % interval of `nll` over text"),
+    "block_len": Column("Int64", "tokens", "the targets in a block"),
+    "block_nll": Column("object", "nats", "the sum of the losses of each block"),
+    "position_edges": Column("object", "tokens", "the edges of the bins of positions"),
+    "position_nll": Column("object", "nats per token", "the mean loss in each bin"),
+    "position_targets": Column("object", "tokens", "the targets in each bin"),
+    "precision": Column("text", "", "the precision of float32 products"),
+    "env": Column("object", "", "the versions and the device of the measurement"),
+}
+#: Why a row has no perplexity, in words. The last two are set here, for runs without results or comparable ones.
+FAILED = {
+    "undefined": "undefined",
+    "nonfinite": "not finite",
+    "oom": "out of memory",
+    "diverged": "ended with NaN",
+    "apart": "on other targets",
+}
+#: The numbers that an evaluation adds to a row.
+SCORES = (
+    "nll", "ppl", "bpb", "nll_interval", "block_nll", "num_targets", "num_bytes", "num_documents", "num_stretches"
+)  # fmt: skip
+
+
+def make_table(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, Column] = COLUMNS) -> pd.DataFrame:
+    """Return rows as a table of `columns`. Other fields of the rows are left out."""
+    rows = list(rows)
+    return pd.DataFrame({name: _series([row.get(name) for row in rows], column) for name, column in columns.items()})
+
+
+def _series(values: list[Any], column: Column) -> pd.Series:
+    if column.dtype == "text":
+        values = ["" if value is None else str(value) for value in values]
+    elif column.dtype == "float64":
+        values = [math.inf if value == "inf" else math.nan if number(value) is None else value for value in values]
+    return pd.Series(values, dtype="object" if column.dtype == "text" else column.dtype)
+
+
+def plain_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a table as dicts of plain Python values, with None for a missing number."""
+    return [{name: _plain(value) for name, value in row.items()} for row in table.to_dict("records")]
+
+
+def _plain(value: Any) -> Any:
+    return None if value is pd.NA or (isinstance(value, float) and math.isnan(value)) else value
+
+
+def finite_perplexity(table: pd.DataFrame) -> pd.Series:
+    """Return the perplexity per token of each row, NaN if the row has no finite one."""
+    known = (table.status == "ok") & (table.ppl > 0) & (table.ppl < math.inf)
+    return table.ppl.where(known)

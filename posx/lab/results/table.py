@@ -1,0 +1,256 @@
+"""The only reader of stored rows: from the folders of runs to one table, in which each row says why it is left out.
+
+The steps, in order: read whole rows; keep the last row of each measurement; of each run, use the rows of one text, one
+code and the last step; of rows that share axes, use those on the targets of most runs; of losses by position, use the
+longest windows. Lengths are in tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from posx.evaluation.protocols import Nonoverlapping, PerPosition
+from posx.lab.files import lines
+from posx.lab.files.rows import problem_of
+from posx.lab.results.columns import COLUMNS, RUN_COLUMNS, SCORES, make_table
+from posx.lab.results.facts import config_facts, run_facts
+from posx.lab.runs.folder import RunFolder, name_of, run_folders, typed_path
+from posx.lab.runs.targets import anchor_of
+
+PER_POSITION = PerPosition.name
+#: Why a row is left out, if its targets are not those of the rows that are used.
+OTHER_TARGETS = "scored on other targets (not comparable)"
+#: The columns that tell measurements apart.
+_MEASUREMENT = [
+    "run", "targets", "block_len", "hash", "step", "weights", "code_text", "protocol", "eval_len", "stride"
+]  # fmt: skip
+_TARGETS = ["targets", "block_len"]
+_LOG = logging.getLogger(__name__)
+
+Folders = str | pathlib.Path | Sequence[str | pathlib.Path]
+
+
+def read_results(folder: Folders) -> pd.DataFrame:
+    """Return the stored rows of a run or a sweep as one table. `posx.lab.results.columns.COLUMNS` lists its columns.
+
+    Rows that disagree with themselves count as not measured, and a warning names them. Rows with an empty `left_out`
+    can be compared: they are of the last step of each run, on one text, one set of targets. A run whose training ended
+    with NaN has one row, of the status "diverged". A run without the targets of the others keeps its lengths, with the
+    status "apart" and no values.
+
+    Args:
+      folder: a run or a sweep. If several are given, runs are named below the folder that they share.
+
+    Raises:
+      WorkdirError: a folder does not exist, or a file cannot be read.
+    """
+    several = not isinstance(folder, str | pathlib.Path)
+    folders = [pathlib.Path(one).resolve() for one in folder] if several else [pathlib.Path(folder)]
+    stored = {run: rows for one in folders for run, rows in _stored_rows(one)}
+    if several and not stored:
+        return make_table([])
+    root = common_folder(stored) if several else folders[0]
+    named = {name_of(run, root): rows for run, rows in stored.items()}
+    ended = [row for one in folders for row in _ended(one, lambda run: _name_below(run, root))]
+    return pd.concat([table_of(named, typed_path(root)), make_table(ended)], ignore_index=True)
+
+
+def common_folder(folders: Any) -> pathlib.Path:
+    """Return the folder below which the runs of several folders are named."""
+    return pathlib.Path(os.path.commonpath(list(folders)))
+
+
+def _name_below(run: pathlib.Path, root: pathlib.Path) -> str:
+    return name_of(run, root) if run.is_relative_to(root) else os.path.relpath(run, root)
+
+
+def _stored_rows(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, list[dict[str, Any]]]]:
+    """Yield the whole rows of each run that has a file of rows, none if its training ended with NaN after them."""
+    measured = run_folders(folder, "eval.jsonl")
+    for run in measured:
+        rows = RunFolder(run).measured(_warn_of_row)
+        if rows and (step := _nan_step(RunFolder(run))) is not None:
+            _LOG.warning("%s: training ended with NaN at step %s. Rows of earlier steps do not count", run, step)
+            rows = []
+        yield run, rows
+    for run in run_folders(folder, "rows.json"):
+        if run not in measured:
+            RunFolder(run).measured(_warn_of_row)  # its `eval.jsonl` is gone
+
+
+def _warn_of_row(problem: str) -> None:
+    """Say that a row counts as not measured."""
+    _LOG.warning("%s. The row counts as not measured: posx evaluate measures it again", problem)
+
+
+def _nan_step(run: RunFolder) -> int | None:
+    """Return the step at which the training of a run ended with NaN, None if it did not. A finished run is not read."""
+    return None if run.done_file.is_file() else run.ended_with_nan()
+
+
+def _without_results(folder: pathlib.Path) -> list[RunFolder]:
+    """Return the started runs without a whole row, or whose training ended with NaN and has no row of its end."""
+    started = map(RunFolder, run_folders(folder, "config.json"))
+    return [run for run in started if _has_no_row(run) or _nan_step(run) is not None]
+
+
+def _has_no_row(run: RunFolder) -> bool:
+    return bool(problem_of(lines.first(run.eval_file))) and not run.measured()
+
+
+def _ended(folder: pathlib.Path, name: Callable[[pathlib.Path], str]) -> Iterator[dict[str, Any]]:
+    """Yield a row of the status "diverged" for each run whose training ended with NaN. name: returns that of a run."""
+    for run in _without_results(folder):
+        step = run.ended_with_nan()
+        if step is not None and (facts := config_facts(run.path, name(run.path)))["train_len"]:
+            lengths = dict.fromkeys(("eval_len", "stride", "anchor"), facts["train_len"])
+            yield facts | lengths | {"protocol": Nonoverlapping.name, "step": step, "status": "diverged"}
+
+
+def missing_runs(folder: str | pathlib.Path, ended: bool = False) -> dict[str, str]:
+    """Return {name: why it failed} of the started runs without results; "" if no failure is recorded.
+
+    ended: whether runs whose training ended with NaN, which have a row that says so, are among them.
+    """
+    folder = pathlib.Path(folder)
+    diverged = {row["run"]: row for row in _ended(folder, lambda run: name_of(run, folder))}
+    names = {name_of(run.path, folder): run for run in _without_results(folder)}
+    missing = {name: run.failure() for name, run in names.items() if name not in diverged}
+    return missing | (diverged_runs(make_table(diverged.values())) if ended else {})
+
+
+def diverged_runs(table: pd.DataFrame) -> dict[str, str]:
+    """Return {name: why it has no results} of the runs whose training ended with NaN."""
+    ended = table[table.status == "diverged"]
+    return {run: f"training ended with NaN at step {step:,}" for run, step in zip(ended.run, ended.step, strict=True)}
+
+
+def runs_of(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the columns of runs, a row for each run of a table, with the names of the runs as index."""
+    runs = table.drop_duplicates("run")[[*RUN_COLUMNS]]
+    return runs.set_index("run", drop=False)
+
+
+def table_of(stored: Mapping[str, Sequence[Mapping[str, Any]]], workdir: str = "") -> pd.DataFrame:
+    """Return the table of stored rows, sorted by run. The rows that are used come before those that are left out.
+
+    Args:
+      stored: {name of a run: its rows, in the order of writing}.
+      workdir: the folder that the names are below, as a command can name it.
+    """
+    rows = _of_last_runs(_last_of_each(_read(stored, workdir), _MEASUREMENT))
+    used = rows.left_out == ""
+    parts = [rows[~used]]
+    for (_, _, protocol), members in rows[used].groupby(["data_digest", "train_len", "protocol"], sort=False):
+        members = members.assign(rule=stride_rule(members))
+        for _, slid in members.groupby("rule", sort=False, dropna=False):
+            parts.append((_of_longest_windows if protocol == PER_POSITION else _of_same_targets)(slid))
+    table = pd.concat(parts).sort_values(["run", "order"], kind="stable")[[*COLUMNS]].reset_index(drop=True)
+    return table.assign(**{name: table[name].where(table.status != "apart") for name in SCORES})
+
+
+def _read(stored: Mapping[str, Sequence[Mapping[str, Any]]], workdir: str) -> pd.DataFrame:
+    """Return stored rows as a table, with columns for the steps that follow."""
+    rows = [(name, row) for name, own in stored.items() for row in own]
+    usual = {"workdir": workdir, "status": "ok"}
+    table = make_table({**usual, **row, "run": name, "anchor": anchor_of(row)} for name, row in rows)
+    own_code = [{n[5:]: v for n, v in row["settings"].items() if n.startswith("code.")} for _, row in rows]
+    table["code_text"] = [json.dumps(row.get("code", {}), sort_keys=True) for _, row in rows]
+    table["own_code"] = [json.dumps(code, sort_keys=True) for code in own_code]
+    return table.assign(row=[row for _, row in rows], order=0)
+
+
+def _leave_out(rows: pd.DataFrame, others: pd.Series, why: str | pd.Series) -> pd.DataFrame:
+    """Return `rows` in which the `others` that are used until now are left out, and `why`."""
+    others = others & (rows.left_out == "")
+    last = rows.order.max() + 1
+    return rows.assign(left_out=rows.left_out.mask(others, why), order=rows.order.mask(others, last))
+
+
+def _last_of_each(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Return the last row of each measurement, at the place of the first: a repeated one replaces its first attempt."""
+    place = rows.groupby(keys, sort=False, dropna=False).ngroup()
+    last = rows.assign(place=place).drop_duplicates("place", keep="last")
+    return last.sort_values("place", kind="stable").drop(columns="place")
+
+
+def _preferred(rows: pd.DataFrame, column: str, rank: pd.Series) -> pd.Series:
+    """Return {run: the value of a column in its row of the highest rank}. Ties go to the first row."""
+    best = rows.assign(rank=rank.astype(int)).sort_values("rank", ascending=False, kind="stable")
+    return best.drop_duplicates("run").set_index("run")[column]
+
+
+def _of_last_runs(rows: pd.DataFrame) -> pd.DataFrame:
+    """Use the rows of a folder's last run: of its last step, of one text, and of its own code or its first row's.
+
+    The text is that of most runs. Ties go to the run's own text, then to the first.
+    """
+    runs = rows.run
+    rows = _leave_out(rows, rows.hash != runs.map(rows.groupby("run").hash.last()), "of another run (not comparable)")
+    own = rows[rows.left_out == ""]
+    measured = rows.drop_duplicates(["run", "data_digest"]).data_digest.value_counts()
+    home = own.data_digest == own.run.map(_preferred(own, "data_digest", own.own_text.astype(bool)))
+    text = _preferred(own, "data_digest", 2 * own.data_digest.map(measured) + home)
+    own_code = own.drop_duplicates("run").set_index("run").own_code
+    code = _preferred(own, "code_text", own.code_text == own.run.map(own_code))
+    both = own[(own.data_digest == own.run.map(text)) & (own.code_text == own.run.map(code))]
+    both = pd.concat([both, own[~own.run.isin(both.run)]])
+    last = both.step.fillna(0).groupby(both.run).max()
+    facts = _facts(both[both.step.isna() | (both.step == both.run.map(last))])
+    rows = rows.assign(**{name: facts.loc[runs, name].array for name in facts})
+    rows = _leave_out(rows, rows.data_digest != runs.map(text), "measured on other text (not comparable)")
+    rows = _leave_out(
+        rows, rows.code_text != runs.map(code), "measured with other code of the encoding (not comparable)"
+    )
+    rows = _leave_out(rows, (rows.step != runs.map(last)).fillna(False).astype(bool), "measured earlier in training")
+    weights = runs.map(rows[rows.left_out == ""].groupby("run").weights.last())
+    return _leave_out(rows, rows.weights != weights, "measured with other weights (not comparable)")
+
+
+def _facts(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the facts of each run from its rows, with the names of the runs as index."""
+    firsts, longest = rows.drop_duplicates("run"), rows.groupby("run").anchor.max()
+    facts = [run_facts(row) | {"longest": longest[run]} for run, row in zip(firsts.run, firsts.row, strict=True)]
+    columns = {name: column for name, column in RUN_COLUMNS.items() if name not in ("run", "workdir", "train_len")}
+    return make_table(facts, columns).set_index(pd.Index(firsts.run))
+
+
+def stride_rule(rows: pd.DataFrame) -> pd.Series:
+    """Return the strides of rows of one protocol if windows of one length were slid with several, else NA."""
+    slid = rows.drop_duplicates(["eval_len", "stride"])
+    return rows.stride if slid.eval_len.duplicated().any() else pd.Series(pd.NA, rows.index, "Int64")
+
+
+def _of_same_targets(rows: pd.DataFrame) -> pd.DataFrame:
+    """Use the rows on one set of targets, the set that most runs have.
+
+    Ties go to the set with as many targets as most runs were first evaluated on. Further ties go to the set of most
+    rows, then to the last. A run without the set keeps rows of the status "apart".
+    """
+    number = rows.groupby(_TARGETS, sort=False, dropna=False).ngroup()
+    asked = rows.max_targets.fillna(-1)
+    own = rows.run.where(asked == rows.run.map(asked.groupby(rows.run).first()))
+    facts = pd.DataFrame({"run": rows.run, "own": own, "place": range(len(rows))})
+    ranks = {"runs": ("run", "nunique"), "own": ("own", "nunique"), "rows": ("place", "size"), "last": ("place", "max")}
+    chosen = number == facts.groupby(number).agg(**ranks).sort_values([*ranks]).index[-1]
+    there = rows.run.isin(rows.run[chosen])
+    apart = _last_of_each(rows[~there], ["run", "eval_len"]).assign(status="apart")
+    return pd.concat([_leave_out(rows[there], ~chosen[there], OTHER_TARGETS), apart])
+
+
+def _of_longest_windows(rows: pd.DataFrame) -> pd.DataFrame:
+    """Use each run's last row of its longest windows with losses, preferably on the targets of most runs."""
+    number = rows.groupby(_TARGETS, sort=False, dropna=False).ngroup()
+    losses, runs = rows.position_nll.astype(bool), number.map(rows.run.groupby(number).nunique())
+    best = rows.assign(losses=losses, runs=runs).sort_values(["losses", "eval_len", "runs"], kind="stable")
+    best = best.drop_duplicates("run", keep="last")
+    drawn, is_best = rows.run.map(best.set_index("run").eval_len), rows.index.isin(best.index)
+    rows = _leave_out(rows, rows.eval_len != drawn, drawn.map("those of {:,} are drawn".format))
+    return _leave_out(rows, pd.Series(~is_best, rows.index), OTHER_TARGETS)[losses | is_best]
