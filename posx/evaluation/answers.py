@@ -15,7 +15,7 @@ import numpy as np
 
 from posx.errors import ConfigError
 from posx.evaluation.base import Protocol, Row
-from posx.evaluation.scoring import Targets, digest_of
+from posx.evaluation.scoring import Targets
 from posx.evaluation.settings import EvalConfig
 from posx.evaluation.statistics import LARGEST_NLL
 
@@ -50,20 +50,23 @@ class Answers(Protocol):
     def targets(self, stream: np.ndarray, lengths: Sequence[int], documents: Any) -> Targets:
         raise ConfigError(f"protocol={self.name} measures a task, and a text has no answers. Name another protocol.")
 
-    def row_of(self, length: int, status: str, items: tuple[Any, Any], scores: Any) -> Row:
+    def row_of(
+        self, length: int, name: str, items: tuple[Any, Any], status: str = "undefined", scores: Any = ()
+    ) -> Row:
         """Return the stored facts of one length.
 
         Args:
           length: tokens.
-          status: "ok", "oom", "nonfinite" or "undefined".
+          name: of the items of all lengths. Rows of one name can be compared.
           items: tokens [n, t + 1], and whether each is of an answer, bool [n, t + 1].
+          status: "ok", "oom", "nonfinite" or "undefined".
           scores: log-probabilities [n, t] of the tokens after the first, and whether each is the likeliest, [n, t].
         """
         tokens, scored = items
         row: Row = {
-            "protocol": self.name, "eval_len": length, "stride": 1, "status": status, "max_targets": self.num_targets,
+            "protocol": self.name, "eval_len": length, "status": status, "max_targets": self.num_targets,
             "num_targets": int(scored.sum()), "num_windows": len(tokens), "num_items": len(tokens),
-            "targets": digest_of(tokens, scored.astype(np.int8)), "nll": None, "ppl": None, "exact_match": None,
+            "targets": name, "nll": None, "ppl": None, "exact_match": None,
             "exact_match_interval": None, "accuracy": None, "accuracy_interval": None,
         }  # fmt: skip
         return row | (_results(scores[0], scores[1], scored[:, 1:]) if status == "ok" else {})

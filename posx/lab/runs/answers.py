@@ -52,7 +52,7 @@ def answer_rows(
             meter.update(sum(one["eval_len"] for one, _ in asked[:n]), f"{count:,} items of up to {length} tokens")
             items = dataset.items(length, run.train.length, count)
             status, result = _score(scores, items.tokens, max(1, config.batch_tokens // length))
-            row = Answers(count).row_of(length, status, items, result)
+            row = Answers(count).row_of(length, one["targets"], items, status, result)
             rows.append(with_checksum(facts | row | how | {"env": measured_with()}))
             folder.append(folder.eval_file, rows[-1])
             say(f"{facts['run_id']}  answers at {length}: {result_of(rows[-1])}  ({count:,} items)")
@@ -68,7 +68,7 @@ def asked_answers(
         assert isinstance(protocol, Answers)  # `posx.lab.runs.checks` refuses others for a task
         for length in lengths:
             items = dataset.items(length, run.train.length, protocol.num_targets)
-            empty = protocol.row_of(length, "undefined", items, None)
+            empty = protocol.row_of(length, dataset.held_out_digest[:16], items)
             same = {name: empty[name] for name in ("protocol", "eval_len", "max_targets", "targets")}
             known = next((row for row in stored if same.items() <= row.items() and is_answer(row, config)), None)
             asked.append((empty, known))
