@@ -29,6 +29,7 @@ LABORATORY = [
     ("lab/argv/", "lab/model", "lab/data/", "lab/runs/folder"),
     ("lab/generate", "lab/training/"),
     ("lab/runs/",),
+    ("lab/results/",),
     ("lab/sweeps/", "lab/plots/", "__init__"),  # for `posx.load`
     ("lab/report/",),
     ("lab/commands/", "lab/lm_eval"),
@@ -37,7 +38,8 @@ LABORATORY = [
 LAYERS = [*LIBRARY, *LABORATORY]
 #: Packages that the library must not import. A user of `attend` alone then needs JAX and NumPy.
 OF_THE_LABORATORY = {
-    "absl", "datasets", "filelock", "flax", "matplotlib", "ml_collections", "optax", "orbax", "rich", "safetensors",
+    "absl", "datasets", "filelock", "flax", "matplotlib", "ml_collections", "optax", "orbax", "pandas", "rich",
+    "safetensors",
     "tensorboardX", "tokenizers",
 }  # fmt: skip
 
@@ -114,8 +116,8 @@ def test_import_posx_brings_no_checks():
 
 def test_stored_rows_are_all_that_curves_need():
     """Curves, ratios and tables are drawn from files; only the pictures of the encodings compute anything."""
-    for name in ("rows", "curves", "tables", "points"):
-        words = imports(FILES[f"lab/plots/{name}"])
+    for name in ("results/table", "results/columns", "plots/curves", "plots/tables", "plots/points"):
+        words = imports(FILES[f"lab/{name}"])
         assert not any(word.startswith(("jax", "posx.lab.training", "posx.lab.model")) for word in words), name
 
 

@@ -21,7 +21,7 @@ for words in sys.argv[2:]:
 """
 
 #: The libraries that a run needs and its settings do not.
-HEAVY = "flax,optax,orbax,tensorstore,datasets,tokenizers,matplotlib,tensorboardX"
+HEAVY = "flax,optax,orbax,tensorstore,datasets,tokenizers,matplotlib,pandas,tensorboardX"
 
 
 def imported(libraries: str, *lines: str) -> list[str]:

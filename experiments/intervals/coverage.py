@@ -21,7 +21,7 @@ from scipy.special import stdtr
 
 from posx.evaluation.differences import SIGNIFICANCE, holm, loss_difference, rise_difference
 from posx.evaluation.statistics import BLOCK_LEN, half_width
-from posx.lab.plots import read_rows
+from posx.lab.results.table import read_results
 
 SKEW = 0.6
 #: Targets, correlation length, stretch length (0: one stretch).
@@ -167,12 +167,10 @@ def family(runs: int = 6, places: int = 8, calls: int = 1000) -> Iterator[str]:
 
 def real(folder: Path, texts: int = 2000) -> Iterator[str]:
     """Yield the coverage of the whole stream's value by its samples, for losses and differences between lengths."""
-    rows = [row for row in read_rows(folder) if row["status"] == "ok" and row["num_stretches"] == 1]
-    series = {
-        (row["run_id"], row["eval_len"]): np.array(row["block_nll"][:-1])
-        for row in rows
-        if row["protocol"] != "sliding"
-    }
+    rows = read_results(folder).query("left_out == '' and status == 'ok' and num_stretches == 1")
+    rows = rows[rows.protocol != "sliding"]
+    places = zip(rows.run_id, rows.eval_len, rows.block_nll, strict=True)
+    series = {(run, length): np.array(blocks[:-1]) for run, length, blocks in places}
     runs = sorted({run for run, _ in series})
     short, long = (choose(length for _, length in series) for choose in (min, max))
     judged = {f"{run}: loss at {short}": series[run, short] for run in runs}

@@ -20,7 +20,7 @@ from posx.evaluation.protocols import PerPosition
 from posx.lab.plots import captions, look, points
 from posx.lab.plots.groups import Curve, Panel, Point, curves_of_runs, firsts, labels, settings_by_length
 from posx.lab.plots.palette import Look
-from posx.lab.results.columns import FAILED, finite_perplexity
+from posx.lab.results.columns import FAILED, finite_perplexity, plain_rows
 
 FAILURE_MARKS = {"undefined": "o", "nonfinite": "*", "oom": "x", "diverged": "d", "apart": "+"}
 LANE = 0.037  # of the axes' height
@@ -151,9 +151,9 @@ def _nothing(ax: Axes, text: str) -> None:
 def _bits_axis(ax: Axes, panel: Panel) -> None:
     """Draw an axis of bits per byte, if all rows have equal bytes a token and nearly no separators among targets."""
     rows = panel.rows
-    scored = rows[finite_perplexity(rows).notna()]
-    known = (scored.num_bytes.fillna(0) > 0) & (scored.num_targets.fillna(0) > 0)
-    sizes = set(scored.num_bytes / scored.num_targets) if known.all() and points.nearly_all_text(scored) else set()
+    scored = plain_rows(rows[finite_perplexity(rows).notna()][points.BLOCKS])
+    known = all(row["num_bytes"] and row["num_targets"] and points.nearly_all_text(row) for row in scored)
+    sizes = {row["num_bytes"] / row["num_targets"] for row in scored} if known else set()
     if len(sizes) != 1:
         return
     factor = math.log(2) * sizes.pop()

@@ -107,6 +107,7 @@ def panels(table: pd.DataFrame, missing: Mapping[str, str] | None = None) -> lis
     others = table[table.left_out != ""]
     seeds = seeds_of_curves(runs_of(rows))
     looks = _looks(seeds)
+    numbers = pd.Series({run: n for n, own in enumerate(seeds) for run in own.run}, dtype="int64")
     made = []
     for (train_len, protocol), members in rows.groupby(["train_len", "protocol"]):
         runs = rows.run[rows.train_len == train_len]
@@ -115,9 +116,9 @@ def panels(table: pd.DataFrame, missing: Mapping[str, str] | None = None) -> lis
         if protocol == PER_POSITION:  # the other figures have a place for these runs
             gone |= diverged_runs(rows)
         for stride, chosen in members.groupby(stride_rule(members).fillna(0)):
-            there = [own[own.run.isin(chosen.run)] for own in seeds]
-            drawn = [(own, look) for own, look in zip(there, looks, strict=True) if len(own)]
-            curves = _curves([own for own, _ in drawn], [look for _, look in drawn], chosen)
+            there = sorted(set(chosen.run.map(numbers)))
+            own = [seeds[n][seeds[n].run.isin(chosen.run)] for n in there]
+            curves = _curves(own, [looks[n] for n in there], chosen)
             made.append(Panel(int(train_len), protocol, int(stride) or None, curves, left_out, gone))
     return made
 
@@ -129,9 +130,11 @@ def curves_of_runs(runs: pd.DataFrame) -> tuple[Curve, ...]:
 
 
 def _curves(seeds: Sequence[pd.DataFrame], looks: Sequence[Look], rows: pd.DataFrame) -> tuple[Curve, ...]:
+    numbers = pd.Series({run: n for n, own in enumerate(seeds) for run in own.run}, dtype="int64")
+    parts = dict(iter(rows.groupby(rows.run.map(numbers))))
     return tuple(
-        Curve(label, look, own, rows[rows.run.isin(own.run)])
-        for label, look, own in zip(labels(seeds), looks, seeds, strict=True)
+        Curve(label, look, own, parts.get(n, rows[:0]))
+        for n, (label, look, own) in enumerate(zip(labels(seeds), looks, seeds, strict=True))
     )
 
 
@@ -239,15 +242,15 @@ def _differing(runs: pd.DataFrame, values: pd.DataFrame, on_axes: Collection[str
 
 def _differs(name: str, runs: pd.DataFrame, values: pd.DataFrame) -> bool:
     """Tell whether runs differ in a setting although they agree in all settings that it may be resolved from."""
-    value, known = values[name], values[name].notna()
     if name == "train.position_lr_multiplier":  # an encoding has one unless the user sets another
-        value, known, alike = value.fillna("None"), known | True, runs[["method"]]
+        alike = [runs.method]
     elif name.startswith(OF_ENCODINGS):
-        value, known, alike = value.fillna("None"), known | True, runs[["method", "around", "train_len"]]
+        alike = [runs.method, runs.around, runs.train_len]
     else:
-        alike = values.reindex(columns=_RESOLVED_FROM.get(name, ())).fillna("None").assign(all="")
-    keys = [alike[key][known] for key in alike]
-    return bool((value[known].groupby(keys, dropna=False).nunique() > 1).any())
+        alike = [values[other] for other in _RESOLVED_FROM.get(name, ()) if other in values]
+        alike, values = [column[values[name].notna()] for column in alike], values[values[name].notna()]
+    pairs = {*zip(*alike, values[name].fillna("None"), strict=True)}
+    return len(pairs) > len({pair[:-1] for pair in pairs})
 
 
 def _text(name: str, value: Any) -> str:

@@ -28,11 +28,13 @@ from posx.lab.runs.folder import RunFolder, name_of, run_folders
 _MAX_TRAINING_POINTS = 150
 _BINS_PER_OCTAVE = 6
 #: The columns of intervals, and of losses by position.
-_BLOCKS = [
-    "run_id", "protocol", "eval_len", "status", "targets", "block_len", "block_nll", "num_targets", "max_targets",
-    "num_stretches", "num_documents",
+BLOCKS = [
+    "run", "run_id", "protocol", "eval_len", "status", "targets", "block_len", "block_nll", "num_targets",
+    "max_targets", "num_stretches", "num_documents", "num_separators", "num_bytes",
 ]  # fmt: skip
 _BINS = ["position_edges", "position_nll", "position_targets"]
+#: A row of the table as `plain_rows` gives it.
+Row = Mapping[str, Any]
 #: (step, loss in nats per token).
 Losses = Sequence[tuple[float, float]]
 _LOG = logging.getLogger(__name__)
@@ -58,10 +60,10 @@ def bits_curves(panel: Panel) -> list[Curve]:
     in a thousand is a separator.
     """
 
-    def ends(mean: float, half: float, rows: pd.DataFrame) -> tuple[float, float]:
-        if not nearly_all_text(rows):
+    def ends(mean: float, half: float, rows: Sequence[Row]) -> tuple[float, float]:
+        if not all(map(nearly_all_text, rows)):
             raise ConfigError("separators between documents count in the losses")
-        half *= rows.num_targets.iloc[0] / rows.num_bytes.iloc[0] / math.log(2)
+        half *= rows[0]["num_targets"] / rows[0]["num_bytes"] / math.log(2)
         return mean - half, mean + half
 
     rows = panel.rows
@@ -90,19 +92,20 @@ def answer_curves(panel: Panel) -> list[Curve]:
     return _ordered(curves)
 
 
-def nearly_all_text(rows: pd.DataFrame) -> bool:
-    """Tell whether the separators among the targets of rows are too few to be seen: at most one in a thousand."""
-    return bool((1000 * rows.num_separators <= rows.num_targets).fillna(False).all())
+def nearly_all_text(row: Row) -> bool:
+    """Tell whether the separators among the targets of a row are too few to be seen: at most one in a thousand."""
+    separators = row["num_separators"]
+    return separators is not None and 1000 * separators <= row["num_targets"]
 
 
-def _factors(mean: float, half: float, rows: pd.DataFrame) -> tuple[float, float]:
+def _factors(mean: float, half: float, rows: Sequence[Row]) -> tuple[float, float]:
     return mean * math.exp(-half), mean * math.exp(min(half, 700.0))  # e^710 is above all floats
 
 
 def _curves(
     panel: Panel,
     values: pd.Series,
-    ends: Callable[[float, float, pd.DataFrame], tuple[float, float]],
+    ends: Callable[[float, float, Sequence[Row]], tuple[float, float]],
     bases: pd.DataFrame | None = None,
     unit: int = 1,
 ) -> list[Curve]:
@@ -112,35 +115,36 @@ def _curves(
       panel: the rows.
       values: of the rows, NaN for a row without one.
       ends: (mean of the values, half the interval of the mean loss in nats, the rows) -> interval of the mean.
-      bases: rows by run, whose losses are subtracted from those of the same run, for the interval.
+      bases: a row of each run, whose losses are subtracted from those of the same run, for the interval.
       unit: tokens.
     """
+    rows = panel.rows
+    failed = rows.status.where(rows.status.isin([*FAILED]), "nonfinite").where(finite_perplexity(rows).isna(), "")
+    plain = dict(zip(rows.index, plain_rows(rows[BLOCKS].assign(value=values, failed=failed)), strict=True))
+    at_train = {} if bases is None else {row["run"]: row for row in plain_rows(bases[BLOCKS])}
 
-    def point(length: int, own: pd.DataFrame) -> Point:
-        failed = own.status[finite_perplexity(own).isna()]
-        failures = tuple(failed.where(failed.isin([*FAILED]) & (failed != "ok"), "nonfinite"))
-        known = values[own.index].dropna()
-        rows, made = own.loc[known.index], Point(length / unit, tuple(known), failures)
+    def point(length: int, own: Sequence[Row]) -> Point:
+        rows, failures = [row for row in own if row["value"] is not None], [row["failed"] for row in own]
+        made = Point(length / unit, tuple(row["value"] for row in rows), tuple(filter(None, failures)))
         try:
-            half = _half_width(rows, rows[:0] if bases is None else bases.loc[rows.run]) if len(rows) else None
+            half = _half_width(rows, [at_train[row["run"]] for row in rows if at_train]) if rows else None
             return made if half is None else dataclasses.replace(made, interval=ends(made.mean, half, rows))
         except ConfigError as error:
             return dataclasses.replace(made, no_interval=str(error))
 
     curves = []
     for curve in panel.curves:
-        lengths = curve.rows[curve.rows.eval_len >= unit].groupby("eval_len")
-        points = tuple(point(int(length), own) for length, own in lengths)
+        lengths = curve.rows.index.groupby(curve.rows.eval_len)
+        points = tuple(point(n, [plain[row] for row in own]) for n, own in sorted(lengths.items()) if n >= unit)
         curves.append(dataclasses.replace(curve, points=points))
     return _ordered(curves)
 
 
-def _half_width(table: pd.DataFrame, base_table: pd.DataFrame) -> float:
-    """Return half the 95 % interval over text of the mean loss of rows, or of its difference to base rows, in nats.
+def _half_width(rows: Sequence[Row], bases: Sequence[Row]) -> float:
+    """Return half the 95 % interval over text of the mean loss of `rows`, or of its difference to `bases`, in nats.
 
     Raises ConfigError, in a few words, if the rows have no common blocks of text, or too few.
     """
-    rows, bases = (plain_rows(one[_BLOCKS]) for one in (table, base_table))
     try:
         check_pair(*rows, *bases)
     except ConfigError:
@@ -162,7 +166,7 @@ def _ordered(curves: Iterable[Curve]) -> list[Curve]:
     return sorted(curves, key=key)
 
 
-def averaged(panel: Panel, values_of: Callable[[Mapping[str, Any]], dict[float, float]]) -> list[Curve]:
+def averaged(panel: Panel, values_of: Callable[[Row], dict[float, float]]) -> list[Curve]:
     """Return curves over the bins of the longest windows. A run with shorter windows lacks the last bins."""
     curves = []
     for curve in panel.curves:
@@ -173,13 +177,13 @@ def averaged(panel: Panel, values_of: Callable[[Mapping[str, Any]], dict[float, 
     return _ordered(curves)
 
 
-def _bins(row: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _bins(row: Row) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the edges [n + 1], losses [n] (NaN if a bin has none) and numbers of targets [n] of the bins."""
     nll = np.array([math.nan if number(value) is None else float(value) for value in row["position_nll"]])
     return np.asarray(row["position_edges"], np.float64), nll, np.asarray(row["position_targets"], np.float64)
 
 
-def local(row: Mapping[str, Any]) -> dict[float, float]:
+def local(row: Row) -> dict[float, float]:
     """Return the mean loss in nats per token of bins of at least 1/_BINS_PER_OCTAVE octave, at their geometric centres.
 
     Single late positions hold few targets, mostly noise. The last bin joins its neighbour if it has less than half of
@@ -198,7 +202,7 @@ def local(row: Mapping[str, Any]) -> dict[float, float]:
     return found
 
 
-def cumulative(row: Mapping[str, Any]) -> dict[float, float]:
+def cumulative(row: Row) -> dict[float, float]:
     """Return the perplexity of all targets up to the end of each bin; NaN from the first missing bin on."""
     edges, nll, targets = _bins(row)
     total = np.cumsum(np.where(targets > 0, nll * targets, 0.0)) / np.maximum(np.cumsum(targets), 1.0)

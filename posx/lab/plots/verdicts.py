@@ -183,7 +183,7 @@ def verdicts(
     return _corrected(found), list(reasons)
 
 
-def _stride(row: Mapping[str, Any]) -> int | None:
+def _stride(row: dict[str, Any]) -> int | None:
     """Return the stride of a row, None if it follows from its window."""
     return PROTOCOLS[row["protocol"]].chosen_stride(row) if row["protocol"] in PROTOCOLS else None
 

@@ -39,7 +39,7 @@ RUN_COLUMNS = {
     "longest": Column("Int64", "tokens", "the longest window that its targets serve"),
     "settings": Column("object", "", "the settings of training, the code, the scored text and step, by name"),
 }
-#: All columns. Those after the columns of a run are the fields of a row of `eval.jsonl`, but for `left_out` and `rule`.
+#: All columns. After those of a run, `left_out` and `rule` come the fields of a row of `eval.jsonl`.
 COLUMNS = RUN_COLUMNS | {
     "left_out": Column("text", "", "why figures and tables leave the row out; empty if they use it"),
     "rule": Column("Int64", "tokens", "the stride, if windows of one length were slid with several"),

@@ -1,8 +1,14 @@
 """The only reader of stored rows: from the folders of runs to one table, in which each row says why it is left out.
 
-The steps, in order: read whole rows; keep the last row of each measurement; of each run, use the rows of one text, one
-code and the last step; of rows that share axes, use those on the targets of most runs; of losses by position, use the
-longest windows. Lengths are in tokens.
+The steps are operations on the table, in this order:
+
+1. Read the whole rows.
+2. Keep the last row of each measurement.
+3. Use each run's rows of one text, one code and the last step.
+4. Use the rows on the targets that most runs have.
+5. Use the longest windows, for losses by position.
+
+Lengths are in tokens.
 """
 
 from __future__ import annotations
@@ -51,8 +57,10 @@ def read_results(folder: Folders) -> pd.DataFrame:
     Raises:
       WorkdirError: a folder does not exist, or a file cannot be read.
     """
-    several = not isinstance(folder, str | pathlib.Path)
-    folders = [pathlib.Path(one).resolve() for one in folder] if several else [pathlib.Path(folder)]
+    if several := not isinstance(folder, str | pathlib.Path):
+        folders = [pathlib.Path(one).resolve() for one in folder]
+    else:
+        folders = [pathlib.Path(folder)]
     stored = {run: rows for one in folders for run, rows in _stored_rows(one)}
     if several and not stored:
         return make_table([])
@@ -160,7 +168,7 @@ def _read(stored: Mapping[str, Sequence[Mapping[str, Any]]], workdir: str) -> pd
     """Return stored rows as a table, with columns for the steps that follow."""
     rows = [(name, row) for name, own in stored.items() for row in own]
     usual = {"workdir": workdir, "status": "ok"}
-    table = make_table({**usual, **row, "run": name, "anchor": anchor_of(row)} for name, row in rows)
+    table = make_table({**usual, **row, "run": name, "anchor": anchor_of(dict(row))} for name, row in rows)
     own_code = [{n[5:]: v for n, v in row["settings"].items() if n.startswith("code.")} for _, row in rows]
     table["code_text"] = [json.dumps(row.get("code", {}), sort_keys=True) for _, row in rows]
     table["own_code"] = [json.dumps(code, sort_keys=True) for code in own_code]
@@ -188,9 +196,10 @@ def _preferred(rows: pd.DataFrame, column: str, rank: pd.Series) -> pd.Series:
 
 
 def _of_last_runs(rows: pd.DataFrame) -> pd.DataFrame:
-    """Use the rows of a folder's last run: of its last step, of one text, and of its own code or its first row's.
+    """Leave out the rows of other runs, texts, codes, steps and weights than each folder's last run has.
 
-    The text is that of most runs. Ties go to the run's own text, then to the first.
+    The text is that of most runs. Ties go to the run's own text, then to the first. The code is the run's own, or that
+    of its first row.
     """
     runs = rows.run
     rows = _leave_out(rows, rows.hash != runs.map(rows.groupby("run").hash.last()), "of another run (not comparable)")
@@ -229,7 +238,7 @@ def stride_rule(rows: pd.DataFrame) -> pd.Series:
 
 
 def _of_same_targets(rows: pd.DataFrame) -> pd.DataFrame:
-    """Use the rows on one set of targets, the set that most runs have.
+    """Leave out the rows on other targets than most runs have.
 
     Ties go to the set with as many targets as most runs were first evaluated on. Further ties go to the set of most
     rows, then to the last. A run without the set keeps rows of the status "apart".
@@ -246,7 +255,10 @@ def _of_same_targets(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_longest_windows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Use each run's last row of its longest windows with losses, preferably on the targets of most runs."""
+    """Leave out all but each run's last row of its longest windows with losses.
+
+    Rows on the targets of most runs are preferred.
+    """
     number = rows.groupby(_TARGETS, sort=False, dropna=False).ngroup()
     losses, runs = rows.position_nll.astype(bool), number.map(rows.run.groupby(number).nunique())
     best = rows.assign(losses=losses, runs=runs).sort_values(["losses", "eval_len", "runs"], kind="stable")
