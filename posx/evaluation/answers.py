@@ -41,16 +41,16 @@ class Answers(Protocol):
     num_targets: int = 2000
 
     @classmethod
-    def of_run(cls, config: EvalConfig, train_len: int, longest: int) -> Answers:
+    def from_run(cls, config: EvalConfig, train_len: int, longest: int) -> Answers:
         return cls(config.num_items)
 
-    def stride_at(self, length: int, lengths: Sequence[int]) -> int:
+    def window_stride(self, length: int, lengths: Sequence[int]) -> int:
         return 1  # so that there are as many windows as items
 
     def targets(self, stream: np.ndarray, lengths: Sequence[int], documents: Any) -> Targets:
         raise ConfigError(f"protocol={self.name} measures a task, and a text has no answers. Name another protocol.")
 
-    def row_of(
+    def make_row(
         self, length: int, name: str, items: tuple[Any, Any], status: str = "undefined", scores: Any = ()
     ) -> Row:
         """Return the stored facts of one length.

@@ -27,7 +27,7 @@ def log_probs(logits: jax.Array, targets: jax.Array) -> jax.Array:
     return chosen - jax.nn.logsumexp(logits, axis=-1)
 
 
-def answers(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+def score_answers(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return `log_probs`, and whether each target has the largest logit, bool [b, t]."""
     return log_probs(logits, targets), logits.argmax(axis=-1).astype(targets.dtype) == targets
 

@@ -11,15 +11,15 @@ from posx.lab.config import EvalConfig
 from posx.lab.data import Dataset, TaskDataset, TextDataset
 from posx.lab.data.store import cache_folder
 from posx.lab.machine.ceiling import machine_ceiling
-from posx.lab.progress import counted, duration, size
+from posx.lab.progress import duration, quantity, size
 from posx.lab.runs import text
 from posx.lab.runs.checks import check_stream
 from posx.lab.runs.cost import COMPILING, EVALUATION_SHARE, STARTING, Pass, pass_cost
-from posx.lab.runs.describe import is_defined, model_of, slower
+from posx.lab.runs.describe import is_defined, make_run_model, slower
 from posx.lab.runs.load import stored_step
-from posx.lab.runs.targets import Asked, asked_rows, few_places
+from posx.lab.runs.targets import Asked, asked_rows, few_documents
 from posx.lab.sweeps.engines.local import LocalEngine
-from posx.lab.sweeps.plan import aligned
+from posx.lab.sweeps.plan import align_columns
 from posx.lab.sweeps.schedule import Cost, Schedule
 from posx.lab.sweeps.tasks import Evaluation
 from posx.machine.guard import start_devices
@@ -67,20 +67,20 @@ def estimate(requests: Mapping[str, Request], jobs: int) -> tuple[str, dict[str,
     table, seconds = [[*_HEAD]], list[float]()
     for name, request in requests.items():
         try:
-            found, relative = _rows(request, texts)
+            run_rows, relative = _rows(request, texts)
         except PosxError as error:
             if len(requests) == 1:
                 raise
             failed[name] = str(error)
             continue
         speed = EVALUATION_SHARE * ceiling(cache_folder(request.run.data) / "machine", request.run.model.dtype)
-        table += [[name, *row.cells(relative / speed)] for row in found]
-        seconds.append(_seconds([row.cost for row in found if row.cost], relative, speed, schedule))
-        rows += found
+        table += [[name, *row.cells(relative / speed)] for row in run_rows]
+        seconds.append(_seconds([row.cost for row in run_rows if row.cost], relative, speed, schedule))
+        rows += run_rows
     if not rows:
         return "", failed
     assumed = [_ASSUMED] if any(seconds) else []
-    return "\n".join([*aligned(table), "", _sum(rows, seconds, schedule), *assumed]), failed
+    return "\n".join([*align_columns(table), "", _sum(rows, seconds, schedule), *assumed]), failed
 
 
 def _rows(request: Request, texts: dict[str, Dataset]) -> tuple[list[_Row], float]:
@@ -89,17 +89,17 @@ def _rows(request: Request, texts: dict[str, Dataset]) -> tuple[list[_Row], floa
     texts: those that are read already. Raises PosxError.
     """
     from posx.lab.runs.answers import asked_answers  # Flax: once the settings are known to be right
-    from posx.lab.runs.evaluate import facts_of
+    from posx.lab.runs.evaluate import row_facts
 
     run, config, weights = request.run, request.asked.eval, request.parent or request.folder
     tokenizer = text.saved_tokenizer(weights)
     key = repr((run.text, run.asked.data, request.text, tokenizer.digest))
     if key not in texts:
-        texts[key] = text.text_of(weights, run, request.text)
+        texts[key] = text.run_text(weights, run, request.text)
     dataset = texts[key]
     check_stream(config, run.train.length, dataset)
-    model = model_of(run, tokenizer.vocab_size)
-    facts = facts_of(run, model, dataset, request.folder, stored_step(weights))
+    model = make_run_model(run, tokenizer.vocab_size)
+    facts = row_facts(run, model, dataset, request.folder, stored_step(weights))
     if isinstance(dataset, TaskDataset):
         rows = [_item_row(model, config, *one) for one in asked_answers(run, config, dataset, request.folder, facts)]
     elif isinstance(dataset, TextDataset):
@@ -131,7 +131,7 @@ def _text_rows(model: Model, config: EvalConfig, asked: list[Asked], num_documen
             passes[one.key] = one.plan.protocol.name
             state = "new"
         state = "stored on other targets, measured again" if one.length in one.plan.moved else state
-        if state == "new" and (few := few_places(one, num_documents)) and few not in said:
+        if state == "new" and (few := few_documents(one, num_documents)) and few not in said:
             said.append(few)
             say(f"notice: {name}: {few}")
         windows = "-" if one.windows is None else f"{len(one.windows):,}"
@@ -155,10 +155,10 @@ def _sum(rows: list[_Row], seconds: list[float], schedule: Schedule) -> str:
     costs = [row.cost for row in rows if row.cost]
     stored = sum(row.state.startswith("stored") for row in rows)
     if not costs:
-        return f"{counted(len(rows), 'row')}, nothing to compute"
+        return f"{quantity(len(rows), 'row')}, nothing to compute"
     wall = schedule.wall_seconds(sorted(seconds, reverse=True))
     return (
-        f"{counted(len(rows), 'row')}, {stored} of them stored; {sum(one.flops for one in costs):.2g} FLOP, up to "
+        f"{quantity(len(rows), 'row')}, {stored} of them stored; {sum(one.flops for one in costs):.2g} FLOP, up to "
         f"{size(max(one.memory for one in costs))} a process, about {duration(wall)}, {schedule}"
     )
 

@@ -16,12 +16,12 @@ from posx.lab.data.batches import Dataset, Weighted, batch, check_length, num_wi
 from posx.lab.data.store import TextDataset, TokenStore, prepare
 from posx.lab.data.tasks import TaskDataset
 from posx.lab.data.tokenizers import BpeTokenizer, ByteTokenizer, IdTokenizer, Tokenizer, load_tokenizer, train_bpe
-from posx.lazy import modules_of
+from posx.lazy import module_getter
 
 __all__ = [
     "BpeTokenizer", "ByteTokenizer", "DataConfig", "Dataset", "IdTokenizer", "TaskDataset", "TextDataset", "TokenStore",
-    "Tokenizer", "Weighted", "batch",
-    "check_config", "check_length", "load_tokenizer", "num_windows", "prepare", "train_bpe",
+    "Tokenizer", "Weighted", "batch", "check_config", "check_length", "load_tokenizer", "num_windows", "prepare",
+    "train_bpe",
 ]  # fmt: skip
 
-__getattr__ = modules_of(__name__)
+__getattr__ = module_getter(__name__)

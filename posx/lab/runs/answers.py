@@ -15,10 +15,10 @@ from posx.lab import cross_entropy, interrupts
 from posx.lab.config import EvalConfig, RunConfig
 from posx.lab.data import TaskDataset
 from posx.lab.files.checksums import with_checksum
-from posx.lab.files.rows import result_of
+from posx.lab.files.rows import result_text
 from posx.lab.model import Model
 from posx.lab.progress import Meter
-from posx.lab.runs.environment import measured_with
+from posx.lab.runs.environment import measuring_facts
 from posx.lab.runs.folder import RunFolder
 from posx.lab.runs.scores import Way, model_scores
 from posx.lab.runs.targets import is_answer, stored_rows
@@ -40,7 +40,7 @@ def answer_rows(
 
     Arguments are those of `evaluate_run`; `facts` are the fields that all rows of the run have.
     """
-    scores = model_scores(model, params, Way(config.executor, config.precision, cross_entropy.answers), layout)
+    scores = model_scores(model, params, Way(config.executor, config.precision, cross_entropy.score_answers), layout)
     how = {"executor": config.executor, "precision": config.precision}
     asked, rows = asked_answers(run, config, dataset, folder, facts), list[dict[str, Any]]()
     with Meter(f"{facts['run_id']} evaluating", sum(one["eval_len"] for one, _ in asked)) as meter:
@@ -52,10 +52,10 @@ def answer_rows(
             meter.update(sum(one["eval_len"] for one, _ in asked[:n]), f"{count:,} items of up to {length} tokens")
             items = dataset.items(length, run.train.length, count)
             status, result = _score(scores, items.tokens, max(1, config.batch_tokens // length))
-            row = Answers(count).row_of(length, one["targets"], items, status, result)
-            rows.append(with_checksum(facts | row | how | {"env": measured_with()}))
+            row = Answers(count).make_row(length, one["targets"], items, status, result)
+            rows.append(with_checksum(facts | row | how | {"env": measuring_facts()}))
             folder.append(folder.eval_file, rows[-1])
-            say(f"{facts['run_id']}  answers at {length}: {result_of(rows[-1])}  ({count:,} items)")
+            say(f"{facts['run_id']}  answers at {length}: {result_text(rows[-1])}  ({count:,} items)")
     return rows
 
 
@@ -68,7 +68,7 @@ def asked_answers(
         assert isinstance(protocol, Answers)  # `posx.lab.runs.checks` refuses others for a task
         for length in lengths:
             items = dataset.items(length, run.train.length, protocol.num_targets)
-            empty = protocol.row_of(length, dataset.held_out_digest[:16], items)
+            empty = protocol.make_row(length, dataset.held_out_digest[:16], items)
             same = {name: empty[name] for name in ("protocol", "eval_len", "max_targets", "targets")}
             known = next((row for row in stored if same.items() <= row.items() and is_answer(row, config)), None)
             asked.append((empty, known))
@@ -81,7 +81,7 @@ def _score(scores: Callable[[np.ndarray], Any], tokens: Any, batch_size: int) ->
         try:
             batches = []
             for start in range(0, len(tokens), batch_size):
-                interrupts.check()
+                interrupts.raise_pending()
                 some = tokens[start : start + batch_size]
                 padded = np.pad(some, ((0, batch_size - len(some)), (0, 0)))  # so that one program serves all
                 batches.append([part[: len(some)] for part in scores(padded)])

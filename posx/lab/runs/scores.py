@@ -17,8 +17,8 @@ from posx.lab.model import Model
 from posx.lab.runs.describe import is_defined
 from posx.lab.training.layout import Layout
 from posx.lab.training.step import flops_per_token
-from posx.machine.devices import DATA, mesh, on_devices, on_each, over_devices, worth
-from posx.machine.platforms import products_in
+from posx.machine.devices import DATA, map_devices, mesh, replicate, shard_rows, worthwhile_devices
+from posx.machine.platforms import product_precision
 
 
 class Way(NamedTuple):
@@ -40,10 +40,10 @@ def score_rows(model: Model, way: Way, num_devices: int, params: Any, tokens: ja
     """Return scores with the rows sharded over devices, or over the mesh that is set around the call."""
 
     def one(params: Any, tokens: jax.Array) -> Any:
-        with products_in(way.precision):
+        with product_precision(way.precision):
             return model.log_probs(params, tokens, sequential(tokens.shape[1] - 1), None, way.executor, way.score)
 
-    return on_each(one, num_devices, PartitionSpec(DATA))(params, tokens)
+    return map_devices(one, num_devices, PartitionSpec(DATA))(params, tokens)
 
 
 def model_scores(model: Model, params: Any, way: Way = Way(), layout: Layout = Layout()) -> Callable[[np.ndarray], Any]:
@@ -53,7 +53,7 @@ def model_scores(model: Model, params: Any, way: Way = Way(), layout: Layout = L
     `DATA`. If they are fewer than devices, the tokens of each window are sharded instead. Raises UndefinedLength for
     windows that the model does not serve.
     """
-    on = functools.cache(functools.partial(on_devices, params))
+    on = functools.cache(functools.partial(replicate, params))
 
     def scores(tokens: np.ndarray) -> Any:
         length = tokens.shape[1] - 1
@@ -62,11 +62,11 @@ def model_scores(model: Model, params: Any, way: Way = Way(), layout: Layout = L
             raise UndefinedLength(f"defined up to position {at_length.max_position}, but {length} tokens are requested")
         if layout.is_global:
             return _score_together(at_length, way, layout, params, tokens)
-        devices = worth(tokens[:, 1:].size * flops_per_token(model, length) / 3)
+        devices = worthwhile_devices(tokens[:, 1:].size * flops_per_token(model, length) / 3)
         if len(tokens) < devices:  # few windows, long ones: blocks of their queries are sharded
             with jax.set_mesh(mesh(devices)):
-                return jax.device_get(score_rows(at_length, way, 1, on(devices), on_devices(tokens, devices)))
-        rows = over_devices(np.pad(tokens, ((0, -len(tokens) % devices), (0, 0))), devices)
+                return jax.device_get(score_rows(at_length, way, 1, on(devices), replicate(tokens, devices)))
+        rows = shard_rows(np.pad(tokens, ((0, -len(tokens) % devices), (0, 0))), devices)
         return _first_rows(score_rows(at_length, way, devices, on(devices), rows), len(tokens))
 
     return scores

@@ -8,8 +8,8 @@ A file holds tasks of one kind: `counting`, `copying`, `recall`, `groups`.
 
 from posx.lab.tasks.base import Items, Task, draw_rows
 from posx.lab.tasks.registry import TASKS, parse_task
-from posx.lazy import modules_of
+from posx.lazy import module_getter
 
 __all__ = ["TASKS", "Items", "Task", "draw_rows", "parse_task"]
 
-__getattr__ = modules_of(__name__)
+__getattr__ = module_getter(__name__)

@@ -5,7 +5,7 @@ import pytest
 
 import posx
 from posx.lab.data import DataConfig, prepare
-from posx.lab.files.rows import problem_of
+from posx.lab.files.rows import row_problem
 from posx.lab.runs.folder import RunFolder
 from tests import tiny
 from tests.lab.commands import refused
@@ -26,17 +26,17 @@ def majority(site, tmp_path_factory):
 
 
 def test_rows_count_right_answers_at_every_length(majority):
-    rows = RunFolder(majority).measured()
+    rows = RunFolder(majority).measured_rows()
     assert [(row["protocol"], row["eval_len"], row["num_items"]) for row in rows] == [
         ("answers", 13, 300), ("answers", 23, 300)
     ]  # fmt: skip
     for row in rows:
-        assert not problem_of(row) and row["num_targets"] == 600  # the bit and <eos>
+        assert not row_problem(row) and row["num_targets"] == 600  # the bit and <eos>
         assert row["exact_match"] > 0.9 and row["accuracy"] >= row["exact_match"]
 
 
 def test_exact_match_is_that_of_greedy_answers(majority):
-    row = RunFolder(majority).measured()[1]
+    row = RunFolder(majority).measured_rows()[1]
     items = prepare(DataConfig(source="task:binary_majority")).items(23, 13, 300)
     model, params, _ = posx.load(majority)
     written = items.tokens.copy()
