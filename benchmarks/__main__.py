@@ -42,7 +42,7 @@ from typing import Any
 from benchmarks import attention, ceiling, compiling, cost, decode, measure, memory, profiling, sweeps, train
 from posx.encodings import ENCODINGS, spec_text
 from posx.errors import ConfigError
-from posx.fields import split
+from posx.parsing import split
 
 #: Each has add_arguments(parser), run(options, save) -> its part of the report, table(report), draw(report, path).
 #: `save` writes that part so far, for a benchmark that can resume. "problems" in it are wrong answers.

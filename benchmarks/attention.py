@@ -40,7 +40,7 @@ from benchmarks.calls import KINDS, TOLERANCE, Case, contestants, in_attention, 
 from benchmarks.report import cell, quartiles, ratios
 from benchmarks.workers import Worker, WorkerError, side_by_side
 from posx.lab.plots import palette
-from posx.machine.platforms import on_cpu
+from posx.machine.platforms import is_on_cpu
 
 KIND_NAMES = {"forward": "forward", "gradient": "forward + backward", "model": "evaluation of one window"}
 OURS = ("posx", "posx-blockwise")  # the one that is shown if there is room for one
@@ -100,7 +100,7 @@ def run(options: argparse.Namespace, save: Callable[[dict[str, Any]], Any]) -> d
     }  # fmt: skip
     parts = measure.in_parts(encodings, COPIES)
     with contextlib.ExitStack() as stack:
-        copies = [start(options.contestants) for _ in range(1 if on_cpu() else min(COPIES, len(encodings)))]
+        copies = [start(options.contestants) for _ in range(1 if is_on_cpu() else min(COPIES, len(encodings)))]
         for worker in (worker for processes in copies for worker in processes.values()):
             stack.callback(worker.close)
         for length in options.lengths:

@@ -19,9 +19,9 @@ from benchmarks.workers import one_line
 from posx.attention import EXECUTORS
 from posx.attention.blockwise import Tiling, blockwise
 from posx.attention.tiles import content_free_bias
-from posx.contract import acting, distance_terms
+from posx.contract import acting_hooks, distance_terms
 from posx.lab.layers import sequential
-from posx.machine.devices import mesh, on_devices
+from posx.machine.devices import mesh, replicate
 
 #: The library's own executors.
 LIBRARY = tuple(EXECUTORS)
@@ -133,7 +133,7 @@ def posx_call(case: Case, executor: str, num_devices: int = 1) -> Call:
         with jax.sharding.use_abstract_mesh(over.abstract_mesh):
             return posx.attend(encoding, params, q, k, v, pos, x=x, executor=executor)
 
-    return jax_call(attention, case, *case.layer_inputs(), place=lambda arrays: on_devices(arrays, num_devices))
+    return jax_call(attention, case, *case.layer_inputs(), place=lambda arrays: replicate(arrays, num_devices))
 
 
 def stock_call(case: Case, library: str) -> Call | None:
@@ -144,7 +144,7 @@ def stock_call(case: Case, library: str) -> Call | None:
     encoding, pos = case.value, jnp.asarray(sequential(case.length))
     stock = {"embed", "query", "key", "logit_scale", "by_distance", "bias"}
     terms = distance_terms(encoding, case.params)
-    if encoding.history or not {*acting(encoding)} <= stock or terms.keys() - {"bias"}:
+    if encoding.history or not {*acting_hooks(encoding)} <= stock or terms.keys() - {"bias"}:
         return None
     has_bias = "bias" in terms or encoding.acts_on("bias")
     fixed = content_free_bias(encoding, {}, pos[None], pos[None]) if has_bias and not case.params else None
@@ -194,7 +194,7 @@ def is_quadratic(contestant: str, encoding: str) -> bool:
 
 def in_attention(encodings: list[str]) -> list[str]:
     """Choose NoPE, the yardstick, and the encodings that differ from it in more than the embeddings."""
-    differ = [text for text in encodings if {*acting(measure.at_any_length(text))} - {"embed"}]
+    differ = [text for text in encodings if {*acting_hooks(measure.at_any_length(text))} - {"embed"}]
     return list(dict.fromkeys(["nope", *differ]))
 
 

@@ -22,7 +22,7 @@ import jax
 from posx.encodings import Chain, Encoding, from_spec
 from posx.lab.machine.ceiling import machine_ceiling
 from posx.machine.cores import cpu_name
-from posx.machine.platforms import on_cpu
+from posx.machine.platforms import is_on_cpu
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "x-transformers")
 VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MKL_NUM_THREADS", "XLA_FLAGS", "JAX_PLATFORMS")
@@ -142,7 +142,7 @@ def in_parts(items: Sequence[T], size: int) -> list[Sequence[T]]:
 
     An accelerator is lent for minutes, and compiling takes most of them. A part is measured once it is compiled.
     """
-    size = max(len(items), 1) if on_cpu() else size
+    size = max(len(items), 1) if is_on_cpu() else size
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 

@@ -32,8 +32,8 @@ import numpy as np
 from benchmarks import measure, report, workers
 from benchmarks.train import SHAPES, Shape, step_parts, text_batches
 from posx.lab.training.step import flops_per_token, init_state, train_steps
-from posx.machine.devices import devices_for, on_devices, over_devices
-from posx.machine.platforms import on_cpu
+from posx.machine.devices import count_devices, replicate, shard_rows
+from posx.machine.platforms import is_on_cpu
 
 #: The names of posx's scopes in the table. Outside of them are the layers but for attention.
 SCOPES = {"attention": "attention", "optimizer": "optimizer", "cross_entropy": "cross-entropy", "": "layers"}
@@ -82,10 +82,10 @@ def profile(sizes: dict[str, Any], encoding: str, steps: int) -> dict[str, Any]:
     """Return the milliseconds of a step, and its `Share`s, the largest first."""
     shape = Shape(**sizes)
     model, config = step_parts(encoding, shape)
-    devices = devices_for(shape.batch, shape.tokens * flops_per_token(model, shape.length))
-    state = on_devices(init_state(model, config), devices)
-    block = over_devices(np.stack(text_batches(shape, steps)), devices, axis=1)
-    no_graphs = {} if on_cpu() else {"xla_gpu_enable_command_buffer": ""}
+    devices = count_devices(shape.batch, shape.tokens * flops_per_token(model, shape.length))
+    state = replicate(init_state(model, config), devices)
+    block = shard_rows(np.stack(text_batches(shape, steps)), devices, axis=1)
+    no_graphs = {} if is_on_cpu() else {"xla_gpu_enable_command_buffer": ""}
     compiled = train_steps.lower(model, config, state, block, steps, devices).compile(no_graphs)
     operations, shares = parsed(compiled.as_text()), collections.defaultdict(list)
     state, _ = jax.block_until_ready(compiled(state, block, steps))

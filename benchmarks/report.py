@@ -91,7 +91,7 @@ def bars(
         ax.margins(x=0.1 if is_log else 0.2, y=0.02)
         ax.set_xlabel(f"{xlabel} (median; whiskers: quartiles)")
         look.headings(made, title, lines)
-        look.save(made, path.parent, path.stem)
+        look.save_figure(made, path.parent, path.stem)
 
 
 class Curve(NamedTuple):
@@ -128,7 +128,7 @@ def panels(path: Path, drawn: Mapping[str, Panel], title: str, lines: Sequence[s
             ax.set_ylabel(panel.ylabel)
         look.legend(made, list(handles.values()), list(handles), 0.92, 0.88)
         look.headings(made, title, lines, lift=-0.04)
-        look.save(made, path.parent, path.stem)
+        look.save_figure(made, path.parent, path.stem)
 
 
 def _curve(ax: Axes, curve: Curve) -> Line2D:

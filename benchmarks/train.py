@@ -46,8 +46,8 @@ from posx.lab.data.corpus import stdlib_files
 from posx.lab.model import make_model
 from posx.lab.plots import palette
 from posx.lab.training.step import flops_per_token, init_state, train_steps
-from posx.machine.devices import devices_for, on_devices, over_devices
-from posx.machine.platforms import on_cpu
+from posx.machine.devices import count_devices, replicate, shard_rows
+from posx.machine.platforms import is_on_cpu
 
 VOCAB = 257
 LEARNING_RATE = 1e-3
@@ -142,8 +142,8 @@ def step_parts(encoding: str, shape: Shape, executor: str = "auto") -> tuple[Any
 def posx_contestant(encoding: str, shape: Shape, batches: Sequence[np.ndarray]) -> Contestant:
     """Make posx, sharded over the devices of this process as `posx train` does."""
     model, config = step_parts(encoding, shape)
-    devices = devices_for(shape.batch, shape.tokens * flops_per_token(model, shape.length))
-    state = on_devices(init_state(model, config), devices)
+    devices = count_devices(shape.batch, shape.tokens * flops_per_token(model, shape.length))
+    state = replicate(init_state(model, config), devices)
 
     def advance(n: int, count: int) -> list[jax.Array]:
         """Run several steps a call, all calls of one size, as `posx train` does."""
@@ -152,7 +152,7 @@ def posx_contestant(encoding: str, shape: Shape, batches: Sequence[np.ndarray]) 
         for first in range(n, n + count, size):
             block = np.stack([batches[(first + i) % len(batches)] for i in range(size)])
             steps = min(size, n + count - first)
-            state, metrics = train_steps(model, config, state, over_devices(block, devices, axis=1), steps, devices)
+            state, metrics = train_steps(model, config, state, shard_rows(block, devices, axis=1), steps, devices)
             losses += list(metrics["loss"])
         jax.block_until_ready(state)
         return losses[:count]
@@ -256,7 +256,7 @@ def run(options: argparse.Namespace, save: Callable[[dict[str, Any]], Any]) -> d
             ceiling.append(measure.fresh_ceiling())
 
     with contextlib.ExitStack() as stack:
-        number = 1 if on_cpu() else min(COPIES, len(options.encodings))
+        number = 1 if is_on_cpu() else min(COPIES, len(options.encodings))
         copies = [start(words, shape, options.baseline, stack) for _ in range(number)]
         for few in measure.in_parts(options.encodings, number):
             taking_part, failed = sides(words, few, copies)

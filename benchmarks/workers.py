@@ -117,12 +117,12 @@ def side_by_side(function: Callable[..., T], calls: Sequence[tuple[Any, ...]], p
 
     On CPUs all are made one after the other: they would share the cores.
     """
-    from posx.machine.platforms import on_cpu
+    from posx.machine.platforms import is_on_cpu
 
     found: dict[int, T] = {}
     own: dict[int, list[int]] = {}
     for n, call in enumerate(calls):
-        own.setdefault(0 if on_cpu() else id(process(*call)), []).append(n)
+        own.setdefault(0 if is_on_cpu() else id(process(*call)), []).append(n)
 
     def all_of(numbers: list[int]) -> None:
         found.update({n: function(*calls[n]) for n in numbers})

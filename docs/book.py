@@ -26,7 +26,7 @@ from experiments.tables import HERE, load
 from posx.contract import Encoding, parts
 from posx.encodings import ENCODINGS, build, encoding_name, from_spec
 from posx.lab import plots, report
-from posx.lab.commands.encodings import facts_of, fields_of
+from posx.lab.commands.encodings import column_texts, walk_fields
 from posx.machine.guard import start_devices
 
 #: The columns of the leaderboard that the comparison repeats.
@@ -127,7 +127,7 @@ def _write_book(folder: Path) -> None:
 
 def _page(name: str, encoding: Encoding) -> str:
     text, cls = TEXTS[name], ENCODINGS[name]
-    facts = facts_of(encoding, DIMS)
+    facts = column_texts(encoding, DIMS)
     about = [
         ["type it as", f"`{name}`"],
         ["idea", text["short"]],
@@ -169,7 +169,7 @@ def _markdown(line: str) -> str:
 
 
 def _fields(name: str, encoding: Encoding) -> str:
-    rows = [[f"`{path}`", value] for path, value in fields_of(encoding, from_spec(name))]
+    rows = [[f"`{path}`", value] for path, value in walk_fields(encoding, from_spec(name))]
     where = f"at {DIMS.num_heads} heads of {DIMS.head_dim}, L = {DIMS.train_len}"
     if not rows:
         return "It has no fields."
@@ -210,7 +210,7 @@ def _index() -> str:
     columns = [board[""].index(column) for column in COMPARED]
     rows = []
     for name in ENCODINGS:
-        text, facts = TEXTS[name], facts_of(build(name, DIMS), DIMS)
+        text, facts = TEXTS[name], column_texts(build(name, DIMS), DIMS)
         own = board.get(name)
         cells = [own[n] for n in columns] if own else ["-"] * len(columns)
         rows.append([
@@ -259,7 +259,7 @@ def _report(study: str, folder: Path) -> str:
     with tempfile.TemporaryDirectory() as place:
         part = Path(place) / study
         tables.unpack([run for run in load(study) if run.get("part", "") == REPORTS[study]], part)
-        report.write([part], page)
+        report.write_report([part], page)
     return f"The curves, tables and verdicts with switches: [one interactive page]({study}/report.html), a single file."
 
 

@@ -31,7 +31,7 @@ def tables() -> str:
 
 def _counts(family: Family) -> tuple[int, int, int]:
     """Return how many keys a family reads, holds for irrelevant, and refuses by name."""
-    kinds = {**dict.fromkeys(FOREIGN, "refused"), **family.keys.known}
+    kinds = {**dict.fromkeys(FOREIGN, "refused"), **family.keys.kinds}
     read, irrelevant, refused = ([*kinds.values()].count(kind) for kind in ("read", "irrelevant", "refused"))
     return read, irrelevant, refused
 

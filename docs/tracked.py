@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.tables import HERE, Seeds, by_setting, cell, load
-from posx.contract import HOOKS, ByDistance, Encoding, Tile, acting
+from posx.contract import HOOKS, ByDistance, Encoding, Tile, acting_hooks
 from posx.contract.facts import METHOD_FACTS, PROMISES, Fact
 from posx.contract.hooks import Hook
 from posx.encodings import ENCODINGS, Dims, build
@@ -52,7 +52,7 @@ def catalogue() -> str:
     for name, cls in sorted(ENCODINGS.items(), key=lambda item: GROUPS.index(TEXTS[item[0]]["group"])):
         text = TEXTS[name]
         file = Path(inspect.getfile(cls)).relative_to(HERE.parent).as_posix()
-        acts = ", ".join(f"`{hook}`" for hook in acting(build(name, DIMS))) or "nothing"
+        acts = ", ".join(f"`{hook}`" for hook in acting_hooks(build(name, DIMS))) or "nothing"
         rows.append([text["group"], f"[`{name}`](../{file})", acts, text["short"], paper(cls.about.paper)])
     for n in range(len(rows) - 1, 0, -1):  # a group is named once
         if rows[n][0] == rows[n - 1][0]:

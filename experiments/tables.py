@@ -32,7 +32,7 @@ import numpy as np
 from posx.evaluation.statistics import half_width, mean_blocks, row_blocks
 from posx.lab.files import lines
 from posx.lab.files.checksums import CHECKSUM, with_checksum
-from posx.lab.files.rows import ROW_VERSION, read
+from posx.lab.files.rows import ROW_VERSION, read_row_file
 
 Run = dict[str, Any]
 Row = dict[str, Any]
@@ -47,7 +47,7 @@ WINDOWS, SLIDING = "nonoverlapping", "sliding"
 
 def load(study: str, part: str | None = None, file: str = "runs.jsonl") -> list[Run]:
     """Return the lines of a study's data file, or those of one part of it."""
-    found = lines.read(HERE / study / file)
+    found = lines.read_lines(HERE / study / file)
     return [run for run in found if part is None or run["part"] == part]
 
 
@@ -61,7 +61,7 @@ def collect(folder: Path, part: str = "", block: int = 0) -> list[Run]:
     runs = []
     for done in sorted(folder.glob("*/DONE")):
         config, env = (json.loads((done.parent / name).read_text()) for name in ("config.json", "env.json"))
-        rows = [named(row) for row in read(done.parent / "eval.jsonl", refuse)]
+        rows = [named(row) for row in read_row_file(done.parent / "eval.jsonl", refuse)]
         facts = {n: rows[0][n] for n in FACTS if n in rows[0] and all(row.get(n) == rows[0][n] for row in rows)}
         measured = [{n: value for n, value in row.items() if n not in facts} for row in rows]
         runs.append({
@@ -214,7 +214,7 @@ def markdown(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
 def show(path: Path) -> str:
     """Return the perplexities of each part and protocol of a data file as Markdown tables."""
     tables = []
-    for part, runs in by_part(lines.read(path)).items():
+    for part, runs in by_part(lines.read_lines(path)).items():
         for protocol in (WINDOWS, SLIDING):
             lengths = {row["eval_len"] for run in runs for row in run["rows"] if row["protocol"] == protocol}
             factors = sorted(n / runs[0]["train_len"] for n in lengths if n > runs[0]["train_len"])
@@ -235,7 +235,7 @@ def main(words: Sequence[str]) -> None:
         case ["show", path]:
             print(show(Path(path)))
         case ["unpack", path, folder, *chosen]:
-            parts = by_part(lines.read(Path(path)))
+            parts = by_part(lines.read_lines(Path(path)))
             for part in chosen or parts:
                 if part not in parts:
                     raise SystemExit(f"{path} has no part {part!r}. Its parts: {', '.join(parts)}")

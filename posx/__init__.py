@@ -6,7 +6,7 @@ Help and wrong words on the command line then cost no start of JAX, and whoever 
 
 from typing import TYPE_CHECKING
 
-from posx.lazy import modules_of
+from posx.lazy import module_getter
 from posx.machine.guard import guard
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _PLACES = {
 }
 
 
-__getattr__ = modules_of(__name__, _PLACES)
+__getattr__ = module_getter(__name__, _PLACES)
 
 
 def __dir__() -> list[str]:
@@ -43,6 +43,5 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "ENCODINGS", "About", "ByDistance", "Chain", "Dims", "Encoding", "FrequencyRule", "Slots", "Tile", "angles",
-    "as_float", "attend", "build", "causal", "evaluate", "full", "load", "read_results",
-    "window",
+    "as_float", "attend", "build", "causal", "evaluate", "full", "load", "read_results", "window",
 ]  # fmt: skip

@@ -37,7 +37,7 @@ def other_names(given: Iterable[str], wanted: Iterable[str]) -> str:
     return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)
 
 
-def in_one_line(problems: Iterable[str]) -> str:
+def join_problems(problems: Iterable[str]) -> str:
     """Return several problems as one line, each a sentence with its full stop; one alone stays as it is."""
     first, *others = problems
     return " ".join(f"{text.rstrip('.')}." for text in (first, *others)) if others else first

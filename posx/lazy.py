@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 
-def modules_of(package: str, places: Mapping[str, str] = MappingProxyType({})) -> Callable[[str], Any]:
+def module_getter(package: str, places: Mapping[str, str] = MappingProxyType({})) -> Callable[[str], Any]:
     """Return a `__getattr__` for `package` that imports a public name, or a module, when it is first asked for.
 
     `posx.machine.devices` then works after `import posx`, although `posx.machine` itself imports no JAX.

@@ -30,10 +30,10 @@ def say(text: str) -> None:
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:
-        unheard(sys.stderr)
+        discard_writes(sys.stderr)
 
 
-def unheard(stream: TextIO) -> None:
+def discard_writes(stream: TextIO) -> None:
     """Discard all writes to `stream` from now on, and the text that Python still holds for it."""
     with contextlib.suppress(OSError, ValueError), open(os.devnull, "w", encoding="utf-8") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())

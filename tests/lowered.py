@@ -20,7 +20,7 @@ from posx.lab.config import TrainConfig
 from posx.lab.config.sections import ModelConfig
 from posx.lab.model import make_model
 from posx.lab.training.step import init_state, train_step
-from posx.machine.platforms import traced_for
+from posx.machine.platforms import trace_platform
 
 ACCELERATORS = ("cuda", "tpu")
 #: By name: length, width of a head, and type of the operands. cuDNN serves SERVED. Every encoding has EVERY case, but
@@ -41,7 +41,7 @@ def lowered(function: Callable, platform: str, *shapes: Any) -> str:
 
     Barriers that are made for accelerators are left out, so that any other one is seen.
     """
-    with traced_for(platform), mock.patch("posx.attention.accelerators.barrier", lambda tree: tree):
+    with trace_platform(platform), mock.patch("posx.attention.accelerators.accelerator_barrier", lambda tree: tree):
         return jax.export.export(jax.jit(function), platforms=[platform])(*shapes).mlir_module()
 
 
@@ -65,7 +65,7 @@ def kernel_calls(encoding: str, length: int, width: int, dtype: str) -> dict[str
     model = make_model(ModelConfig(1, 2 * width, 2, 1, width, dtype=dtype), encoding, 7, 64)
     config = TrainConfig(length=length, batch_size=1, steps=9, executor="fused")
     state, found = jax.eval_shape(lambda: init_state(model, config)), {}
-    with traced_for("cuda"):
+    with trace_platform("cuda"):
         traced = train_step.trace(model, config, state, shape_of(1, length + 1, dtype="int32"))
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     for name, operands in re.findall(r"custom_call @([\w$.]+)\(.*\} : \((.*?)\) ->", text):

@@ -23,7 +23,7 @@ from posx.lab.config.sections import ModelConfig
 from posx.lab.model import make_model
 from posx.lab.runs.evaluate import _log_probs
 from posx.lab.training.step import init_state, loss, train_step, train_steps
-from posx.machine.platforms import platform, traced_for
+from posx.machine.platforms import platform, trace_platform
 from tests.encodings.cases import APART, CASES, DIMS, SPECS, STRUCTURAL, first
 from tests.lowered import ACCELERATORS, SERVED, SIZES, faults, lowered, shape_of
 from tests.test_architecture import FILES
@@ -103,7 +103,7 @@ def test_tiles_fill_an_accelerator_and_have_no_form_of_cpus(rows, heads, mask, t
     products = re.findall(rf"dot_general.* -> tensor<{rows}x{heads}x(\d+)x(\d+)xf32>", text)
     assert {(int(q), int(k)) for q, k in products if k != "8"} == tiles and not transpositions(text)
     assert not faults(text)
-    with traced_for("cuda"):  # one part of the queries waits for the other
+    with trace_platform("cuda"):  # one part of the queries waits for the other
         whole = jax.jit(lambda *given: gradients(*given)).trace(*vectors).lower(lowering_platforms=("cuda",)).as_text()
     barriers = re.findall(r"stablehlo.optimization_barrier .* : (.*)", whole)
     assert any("xf32" in types for types in barriers) == (len(tiles) > 1)  # the others store weights in 16 bits
@@ -138,7 +138,7 @@ def test_a_cached_step_is_lowered_for_accelerators(case, platform):
     )
 
     def step(params, tokens, cache):
-        return model.cached(params, tokens, cache.filled[None], cache.filled[None], cache)
+        return model.decode(params, tokens, cache.filled[None], cache.filled[None], cache)
 
     cache = jax.eval_shape(lambda: model.empty_cache(ROWS, LENGTH))
     assert not faults(lowered(step, platform, model.abstract(), shape_of(ROWS, 1, dtype="int32"), cache))
@@ -227,7 +227,7 @@ def test_numbers_by_position_are_not_rounded(case):
     if "scaled" in distance_terms(encoding, params):
 
         def scaled(params, q_pos, k_pos):
-            return strips.numbers(lambda r: encoding.by_distance(params, r).scaled.T[..., None], q_pos, k_pos)
+            return strips.term_numbers(lambda r: encoding.by_distance(params, r).scaled.T[..., None], q_pos, k_pos)
 
         calls.append((scaled, params, many, many))
     for call in calls:
@@ -251,7 +251,7 @@ def test_the_forms_of_accelerators_agree_with_those_of_cpus(case, executor, monk
     vectors = [rng.standard_normal(a.shape, np.float32) for a in VECTORS]
     run, both = jax.jit(attention, static_argnums=(0, 1)), []
     for name in ("cpu", "tpu"):
-        with traced_for(name):
+        with trace_platform(name):
             both.append(run(encoding, executor, params, *vectors, None, None))
     for a, b in zip(*map(jax.tree.leaves, both), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4)
@@ -276,7 +276,7 @@ def test_cudnn_gets_vectors_and_gradients_of_one_type(monkeypatch):
     monkeypatch.setattr("posx.attention.fused.is_native", lambda vectors: True)
     model = make_model(ModelConfig(1, 12, 2, 1, 6, dtype="bfloat16"), "alibi", 7, LENGTH)
     step = jax.grad(functools.partial(loss, model, dropout_rng=None, executor="fused"))
-    with traced_for("cuda"):
+    with trace_platform("cuda"):
         jax.eval_shape(step, model.abstract(), shape_of(ROWS, LENGTH + 1, dtype="int32"))
     assert types == ["bfloat16"] * 5
 
@@ -310,7 +310,7 @@ def test_functions_are_traced_anew_for_another_platform():
         return x
 
     for name in ("cuda", "tpu", "cuda"):
-        with traced_for(name):
+        with trace_platform(name):
             jax.export.export(function, platforms=[name])(shape_of(3))
     function(jnp.ones(3))
     with jax.default_device(jax.devices("cpu")[0]):
@@ -318,7 +318,7 @@ def test_functions_are_traced_anew_for_another_platform():
     here = "cpu" if jax.default_backend() == "cpu" else platform()
     assert traced[:2] == ["cuda", "tpu"] and {*traced[2:]} == {here, "cpu"}
     with pytest.raises(ValueError, match="platform 'gpu' is unknown; allowed: cpu, cuda, rocm, tpu"):
-        traced_for("gpu")
+        trace_platform("gpu")
 
 
 def test_one_function_alone_asks_for_the_platform():

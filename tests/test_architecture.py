@@ -15,7 +15,7 @@ FILES = {
 #: library does not know the laboratory, `lab`.
 LIBRARY = [
     ("errors", "lazy", "notices"),
-    ("fields",),
+    ("parsing",),
     ("machine/",),
     ("contract/",),
     ("encodings/", "attention/"),

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from posx.errors import PosxError
 from posx.lab.argv.files import earlier_run
 from posx.lab.data import DataConfig, load_tokenizer, prepare, train_bpe
-from posx.lab.files.rows import result_of
+from posx.lab.files.rows import result_text
 from posx.lab.plots.tables import table
 from posx.lab.results.table import read_results
-from posx.lab.runs.checks import checked
+from posx.lab.runs.checks import check_run
 from posx.lab.runs.folder import RunFolder
 
 pytestmark = pytest.mark.slow
@@ -86,7 +86,7 @@ def test_config_json(whole, tmp_path):
         path.write_bytes(raw)
         with refused_in_a_line():
             run = earlier_run(str(path))
-            checked(run)
+            check_run(run)
             run.as_given()
         with refused_in_a_line():
             RunFolder(tmp_path).read_config()
@@ -103,8 +103,8 @@ def test_rows(whole, tmp_path):
         folder.eval_file.write_bytes("\n".join(rows[:n]).encode() + b"\n" + raw + b"\n" + rows[-1].encode())
         with refused_in_a_line():
             table(read_results(tmp_path))
-        for row in folder.measured():
-            assert isinstance(result_of(row), str)
+        for row in folder.measured_rows():
+            assert isinstance(result_text(row), str)
 
 
 def test_metrics(whole, tmp_path):
@@ -114,7 +114,7 @@ def test_metrics(whole, tmp_path):
     @fuzz(500, altered(rows[0]))
     def one(raw):
         folder.metrics_file.write_bytes(raw + b"\n" + rows[1].encode())
-        assert folder.logged()[-1]["step"] == 2
+        assert folder.logged_rows()[-1]["step"] == 2
         folder.usual_start()
 
 

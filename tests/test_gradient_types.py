@@ -108,7 +108,7 @@ def calls() -> dict[str, list]:
             attention(posx.build(spec, DIMS), "kernel")
         attention(Rectified(), "kernel")
         rope = posx.build("rope", DIMS)
-        attention(variant(rope, query=rounding._rounded(rope, "query")))
+        attention(variant(rope, query=rounding._round_hook(rope, "query")))
     return {name: list(of_rule.values()) for name, of_rule in found.items()}
 
 

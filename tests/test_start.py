@@ -7,7 +7,7 @@ from posx.attention import EXECUTORS
 from posx.conformance import DIMS
 from posx.evaluation.protocols import PROTOCOLS
 from posx.lab import plots
-from posx.lab.commands import COMMANDS, FIGURES, function_of
+from posx.lab.commands import COMMANDS, FIGURES, command_function
 from tests import tiny
 
 #: Print which libraries of the first argument are imported after each line of words in the other arguments.
@@ -71,9 +71,9 @@ from posx.lab.runs.describe import layout, opening
 run = run_config(base_config("tupe+rope"))
 print(opening(run, layout(run)), start_cost()["compile_seconds"])
 from posx.lab.runs.folder import RunFolder
-with RunFolder(Path(sys.argv[1])).held():
+with RunFolder(Path(sys.argv[1])).hold():
     try:
-        with RunFolder(Path(sys.argv[1])).held():
+        with RunFolder(Path(sys.argv[1])).hold():
             print("held twice")
     except posx.errors.WorkdirError as error:
         print(error)
@@ -92,7 +92,7 @@ def test_posx_without_a_model_and_without_fcntl(tmp_path):
 
 
 def test_help_matches_the_library():
-    assert all(callable(function_of(name)) for name in COMMANDS)
+    assert all(callable(command_function(name)) for name in COMMANDS)
     assert _words("evaluate", "protocol") >= set(PROTOCOLS)
     assert _words("evaluate", "executor") <= {"auto", "or", *EXECUTORS}
     assert FIGURES == plots.WHAT

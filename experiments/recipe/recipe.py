@@ -197,7 +197,7 @@ def figure(records: Sequence[Record], folder: Path) -> list[Path]:
             f"{records[0]['step']} steps at L = {records[0]['train_len']}, base rate {records[0]['learning_rate']:g} · "
             f"{seeds} · rings: what was chosen, by the left side alone",
         ])  # fmt: skip
-        return look.save(made, folder, "r_8")
+        return look.save_figure(made, folder, "r_8")
 
 
 def _against_multiplier(ax: Any, records: Sequence[Record], name: str, drawn: Any) -> None:

@@ -177,7 +177,7 @@ def figure(path: Path) -> None:
         losses.set(xlabel="step", ylabel="loss, nats a byte", title="The same losses")
         for ax in (sweeps, speeds, losses):
             ax.legend(fontsize=7.5)
-        for one in look.save(made, path.parent, "scale"):
+        for one in look.save_figure(made, path.parent, "scale"):
             print(one)
 
 
@@ -208,14 +208,14 @@ def plan(path: Path) -> None:
 def on_paper(sizes: dict[str, Any], mesh: str) -> str:
     """Return the parameters of a model and the share of each device of a mesh."""
     from posx.lab.config import base_config, run_config
-    from posx.lab.runs.describe import count, model_of, share
+    from posx.lab.runs.describe import count, make_run_model, share
 
     config = base_config("rope")
     for name, value in sizes.items():
         section, field = name.split(".")
         config[section][field] = value
     run = run_config(config)
-    model = model_of(run, run.data.vocab_size)
+    model = make_run_model(run, run.data.vocab_size)
     data, heads = map(int, mesh.split("x"))
     return f"{count(model) / 1e9:.2f} B parameters, {share(run, model, data, heads)}"
 

@@ -130,7 +130,7 @@ def fetch(folder: Path) -> None:
 def stored(folder: Path, subject: Subject) -> list[dict[str, Any]]:
     """Return the rows of a model as trained and under every rule."""
     paths = [*folder.glob(f"{subject.weights}/eval.jsonl"), *folder.glob(f"{subject.weights}@*/eval.jsonl")]
-    return [row for path in sorted(paths) for row in lines.read(path)]
+    return [row for path in sorted(paths) for row in lines.read_lines(path)]
 
 
 def measure(folder: Path, text: str, subject: Subject, only: Sequence[str] = ()) -> None:
@@ -164,7 +164,7 @@ def peer(folder: Path, text: str) -> None:
     from posx.evaluation.protocols import Nonoverlapping
     from posx.lab.config import DataConfig
     from posx.lab.data import load_tokenizer, prepare
-    from posx.lab.runs.changes import under
+    from posx.lab.runs.changes import change_run
     from posx.lab.runs.evaluate import model_log_probs
     from posx.lab.runs.load import load_model
 
@@ -186,7 +186,7 @@ def peer(folder: Path, text: str) -> None:
             return found.gather(2, torch.from_numpy(tokens[:, 1:, None].astype(np.int64)))[..., 0]
 
         trained, params, _, _ = load_model(RunFolder(folder / SMOLLM2.name))
-        config = under(RunFolder(folder / SMOLLM2.name).read_config(), SMOLLM2.rules[name][0])
+        config = change_run(RunFolder(folder / SMOLLM2.name).read_config(), SMOLLM2.rules[name][0])
         model = dataclasses.replace(trained, encodings=config.layers)
         for library, function in (("posx", model_log_probs(model, params)), ("transformers", log_probs)):
             for row in posx.evaluation.evaluate(function, stream, protocol, [1024, 2048], batch_tokens=4096):
@@ -208,9 +208,9 @@ def collect(folder: Path) -> list[dict[str, Any]]:
             if rule and row["max_targets"] == subject.targets and row["eval_len"] in subject.lengths:
                 found.append({"subject": subject.name, "rule": rule} | _shorter(row))
         dropped = folder / f"{subject.weights}_drope" / "eval.jsonl"
-        for row in lines.read(dropped) if dropped.exists() else []:
+        for row in lines.read_lines(dropped) if dropped.exists() else []:
             found.append({"subject": subject.name, "rule": DROPE} | _shorter(row))
-    return found + lines.read(folder / "peer.jsonl") + lines.read(folder / "costs.jsonl")
+    return found + lines.read_lines(folder / "peer.jsonl") + lines.read_lines(folder / "costs.jsonl")
 
 
 def _shorter(row: dict[str, Any]) -> dict[str, Any]:
@@ -222,7 +222,7 @@ def _shorter(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def load() -> list[dict[str, Any]]:
-    return lines.read(HERE / "stretch" / "rows.jsonl")
+    return lines.read_lines(HERE / "stretch" / "rows.jsonl")
 
 
 def peers() -> str:

@@ -1,16 +1,16 @@
 """Attention under an encoding."""
 
-from posx.attention.arguments import Slots, known
+from posx.attention.arguments import Slots, host_array
 from posx.attention.attend import EXECUTORS, attend, batch_features, choose_executor, token_map
 from posx.attention.fused import refusal
-from posx.attention.history import seen_by
+from posx.attention.history import with_previous_tokens
 from posx.attention.kernel import kernel_refusal
 from posx.attention.masks import Mask, causal, full, window
-from posx.lazy import modules_of
+from posx.lazy import module_getter
 
-__getattr__ = modules_of(__name__)
+__getattr__ = module_getter(__name__)
 
 __all__ = [
-    "EXECUTORS", "Mask", "Slots", "attend", "batch_features", "causal", "choose_executor", "full",
-    "kernel_refusal", "known", "refusal", "seen_by", "token_map", "window",
+    "EXECUTORS", "Mask", "Slots", "attend", "batch_features", "causal", "choose_executor", "full", "host_array",
+    "kernel_refusal", "refusal", "token_map", "window", "with_previous_tokens",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from posx.machine.platforms import on_cpu
+from posx.machine.platforms import is_on_cpu
 
 #: Scores in a tile of whole rows on an accelerator, 512 MB of float32, and the fewest queries of it. `score` makes
 #: arrays of several times that size, so that its tiles have fewer scores.
@@ -23,26 +23,26 @@ def queries_in_rows(rows: int, num_keys: int, by_score: bool) -> int:
     return 1 << (fitting.bit_length() - 1) if fitting >= FEWEST_QUERIES else 0
 
 
-def barrier(tree: Any) -> Any:
+def accelerator_barrier(tree: Any) -> Any:
     """Return the arrays of `tree` together, stored as they are. No other barrier is in a program for accelerators."""
     return jax.lax.optimization_barrier(tree)
 
 
-def after(earlier: Any, later: Any) -> tuple[Any, Any]:
+def sequence(earlier: Any, later: Any) -> tuple[Any, Any]:
     """Return both trees, with `later` behind a barrier that waits for `earlier`. Gradients wait the other way round.
 
     Otherwise XLA computes both parts at a time, in twice the memory. It also joins their products, with a copy of both
     operands.
     """
-    return (earlier, later) if on_cpu() else barrier((earlier, later))
+    return (earlier, later) if is_on_cpu() else accelerator_barrier((earlier, later))
 
 
-def rounded(tree: Any, dtype: Any) -> Any:
+def round_operands(tree: Any, dtype: Any) -> Any:
     """Return arrays rounded to the type of the operands of products, and stored as such; on CPUs the arrays themselves.
 
     Without a barrier, each product that reads them would round them anew, from arrays of twice the size.
     """
-    if on_cpu() or all(x.dtype == dtype for x in jax.tree.leaves(tree)):
+    if is_on_cpu() or all(x.dtype == dtype for x in jax.tree.leaves(tree)):
         return tree
-    narrow = barrier(jax.tree.map(lambda x: x.astype(dtype), tree))
+    narrow = accelerator_barrier(jax.tree.map(lambda x: x.astype(dtype), tree))
     return jax.tree.map(lambda x, y: y.astype(x.dtype), tree, narrow)

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention.known import check_orders, check_positions
+from posx.attention.known import check_known_positions, check_orders
 from posx.attention.masks import MASKS
-from posx.contract import Encoding, Features, check_defined, hooks_of
+from posx.contract import Encoding, Features, check_defined, defined_hooks
 
 #: A NumPy array if the values are known before tracing, else a JAX one.
 Known = np.ndarray | jax.Array
@@ -73,7 +73,7 @@ def check_vectors(encoding: Encoding, q: Any, k: Any, v: Any, q_slots: Slots, k_
 
 def check_tokens(encoding: Encoding, q: Any, k: Any, x: Any, features: tuple[Features, Features] | None) -> None:
     """Raise ValueError if an encoding that keeps features is given none, two kinds, or those of other tokens."""
-    if "features" not in hooks_of(encoding):
+    if "features" not in defined_hooks(encoding):
         return
     name = type(encoding).__name__
     if x is None and features is None:
@@ -93,7 +93,7 @@ def check_tokens(encoding: Encoding, q: Any, k: Any, x: Any, features: tuple[Fea
                 )
 
 
-def known(name: str, given: Any, tokens: tuple[int, ...], kinds: tuple[str, ...] = ("int32",)) -> Known:
+def host_array(name: str, given: Any, tokens: tuple[int, ...], kinds: tuple[str, ...] = ("int32",)) -> Known:
     """Return `given`, an array [t] or [b, t] for `tokens` = (b, t), as a NumPy array unless it is traced.
 
     Raises ValueError for anything else, and for a type that is none of `kinds`.
@@ -131,7 +131,7 @@ def both_sides(
     one_side = all(map(operator.is_, q, k))
     q, k = _side("q", q_tokens, q, clean=False), _side("k", k_tokens, k, clean=k_clean)
     for name, side in (("q_pos", q), *([] if one_side else [("k_pos", k)])):
-        check_positions(name, side.pos, None if in_order else side.idx, side.segment)
+        check_known_positions(name, side.pos, None if in_order else side.idx, side.segment)
     if q.pos.dtype != k.pos.dtype:
         raise ValueError(
             f"positions are {q.pos.dtype} for queries but {k.pos.dtype} for keys: give both the same type."
@@ -149,16 +149,16 @@ def both_sides(
 
 
 def _side(side: str, tokens: tuple[int, ...], given: Slots, clean: bool) -> Slots:
-    pos = known(f"{side}_pos", given.pos, tokens, kinds=("int32", "float32"))
-    segment = None if given.segment is None else known(f"{side}_segment", given.segment, tokens)
-    idx = None if given.idx is None else known(f"{side}_idx", given.idx, tokens)
+    pos = host_array(f"{side}_pos", given.pos, tokens, kinds=("int32", "float32"))
+    segment = None if given.segment is None else host_array(f"{side}_segment", given.segment, tokens)
+    idx = None if given.idx is None else host_array(f"{side}_idx", given.idx, tokens)
     if idx is not None and side == "k":
         check_orders("k_idx", idx, segment)
-    pos = pos if clean or idx is None else _settled(pos, idx)
+    pos = pos if clean or idx is None else _fill_positions(pos, idx)
     return Slots(pos, np.arange(tokens[1], dtype=np.int32) if idx is None else idx, segment)
 
 
-def _settled(pos: Known, idx: Known) -> Known:
+def _fill_positions(pos: Known, idx: Known) -> Known:
     """Return positions with the least one of its row in slots that are empty for all who share the row, 0 if all are.
 
     Encodings are defined there, and it is no further from the others than they are from each other.
@@ -186,10 +186,10 @@ def check_slots(encoding: Encoding, q: Slots, k: Slots, from_x: bool, windows: b
     if (back := encoding.history.get("query", 0)) and not (windows or _same(q.idx, k.idx)):
         raise ValueError(
             f"{name} maps a query together with the {back} tokens before it. Give windows [b, q, {1 + back}, h, d] of "
-            'these queries, out of posx.attention.seen_by(encoding, "query", q, idx)[0] of all tokens.'
+            'these queries, out of posx.attention.with_previous_tokens(encoding, "query", q, idx)[0] of all tokens.'
         )
-    if from_x and "features" in hooks_of(encoding):
-        if not (_in_a_row(q) and _same(q.idx, k.idx)):
+    if from_x and "features" in defined_hooks(encoding):
+        if not (_are_in_order(q) and _same(q.idx, k.idx)):
             raise ValueError(
                 f"{name} carries features from token to token. Give the tokens of a document one after the other, "
                 "with empty slots only before them, and the same tokens as queries and as keys. Or give "
@@ -202,7 +202,7 @@ def check_slots(encoding: Encoding, q: Slots, k: Slots, from_x: bool, windows: b
                     f"Give one {field} for both, or give features=(q_features, k_features)."
                 )
     neighbours = encoding.tiling == "neighbours"
-    if encoding.tiling != "any" and not _in_a_row(k, gaps=not neighbours):
+    if encoding.tiling != "any" and not _are_in_order(k, gaps=not neighbours):
         raise ValueError(
             (
                 f"{name} visits the keys from slot to slot: give the keys of a document one after the other, in "
@@ -221,7 +221,7 @@ def _same(a: Known | None, b: Known | None, idx: Known | None = None) -> bool:
     return bool(((np.atleast_2d(a) == b) | (False if idx is None else idx < 0)).all())
 
 
-def _in_a_row(side: Slots, gaps: bool = False) -> bool:
+def _are_in_order(side: Slots, gaps: bool = False) -> bool:
     """Return whether documents are one after the other, each in order of arrival; True if that is not known.
 
     gaps: whether empty slots between the tokens of a document do no harm.

@@ -26,11 +26,11 @@ from posx.attention.blockwise import blockwise
 from posx.attention.cpu import operand_dtype
 from posx.attention.dense import dense
 from posx.attention.fused import fused, is_biased, is_native, refusal
-from posx.attention.history import seen_by
+from posx.attention.history import with_previous_tokens
 from posx.attention.kernel import is_compiled, kernel, kernel_refusal
 from posx.attention.masks import Mask, causal, require_mask
-from posx.attention.pointwise import shapes_of
-from posx.attention.tiles import Block, SharedArrays, TileInputs, Tokens, over_batch
+from posx.attention.pointwise import score_shapes
+from posx.attention.tiles import Block, SharedArrays, TileInputs, Tokens, map_batch
 from posx.contract import (
     Encoding,
     Features,
@@ -38,8 +38,8 @@ from posx.contract import (
     Tabulated,
     Tile,
     at_least_float32,
+    defined_hooks,
     distance_terms,
-    hooks_of,
     parts,
     require_encoding,
     require_resolved,
@@ -94,7 +94,8 @@ def attend(
       encoding: a resolved value.
       params: the arrays of `encoding` in this layer, its own and those that layers share, in one dict. See
         `Encoding.init`.
-      q: [b, q, h, d]. If `query` looks back and q are not all tokens, the windows [b, q, 1 + n, h, d] of `seen_by`.
+      q: [b, q, h, d]. If `query` looks back and q are not all tokens, the windows [b, q, 1 + n, h, d] of
+        `with_previous_tokens`.
       k: [b, k, g, d], g dividing h.
       v: [b, k, g, d].
       q_slots: positions of the queries, int32 or float32, [q] or [b, q]; or `Slots`, with arrival orders and documents
@@ -130,7 +131,7 @@ def attend(
     given, x, in_order, offset = _validate(given, x, features, cached)
     pairs, q_features = _map(given, x, in_order, cached)
     o = barrier(_run(pairs, executor, in_order, offset)).swapaxes(1, 2)
-    if "output" in hooks_of(encoding):
+    if "output" in defined_hooks(encoding):
         o = barrier(token_map(encoding, "output", pairs.tables.params, o, pairs.q.slots.pos, q_features))
     return o.astype(q.dtype)
 
@@ -172,27 +173,27 @@ def _validate(
 def _map(given: TileInputs, x: jax.Array | None, in_order: bool, cached: bool) -> tuple[TileInputs, Features]:
     """Return what executors read, the token maps applied, and the features of the queries."""
     encoding, mask, tables, (q, q_at, *_), (k, k_at, *_) = given
-    params, hooks, q_features, k_features = tables.params, hooks_of(encoding), q.features, k.features
+    params, hooks, q_features, k_features = tables.params, defined_hooks(encoding), q.features, k.features
     if "features" in hooks and x is not None:
         slots = q_at._replace(idx=None) if in_order else q_at
         q_features = k_features = batch_features(encoding, params, x, slots)[0]
     q_at, k_at = jax.tree.map(jnp.atleast_2d, (q_at, k_at))
 
-    def mapped(hook: str, vectors: jax.Array, at: Slots, features: Features) -> jax.Array:
+    def map_tokens(hook: str, vectors: jax.Array, at: Slots, features: Features) -> jax.Array:
         if vectors.ndim < 5:  # no windows yet
-            vectors = seen_by(encoding, hook, vectors, None if in_order else at.idx, at.segment)[0]
+            vectors = with_previous_tokens(encoding, hook, vectors, None if in_order else at.idx, at.segment)[0]
         return token_map(encoding, hook, params, vectors, at.pos, features)
 
-    mapped_q = mapped("query", q.mapped, q_at, q_features) if "query" in hooks else q.mapped
+    mapped_q = map_tokens("query", q.mapped, q_at, q_features) if "query" in hooks else q.mapped
     own_keys = cached and not encoding.reads_raw_keys
-    mapped_k = mapped("key", k.mapped, k_at, k_features) if "key" in hooks and not own_keys else k.mapped
-    values = mapped("value", k.values, k_at, k_features) if "value" in hooks and not cached else k.values
+    mapped_k = map_tokens("key", k.mapped, k_at, k_features) if "key" in hooks and not own_keys else k.mapped
+    values = map_tokens("value", k.values, k_at, k_features) if "value" in hooks and not cached else k.values
     reads_vectors = "score" in hooks or bool(distance_terms(encoding, params, q_at.pos.dtype).keys() - {"bias"})
     vectors = q.mapped[:, :, 0] if q.mapped.ndim == 5 else q.mapped
     wide, factor, unscaled = wide_dtype(vectors.dtype), None, mapped_q.swapaxes(1, 2)
     scaled = unscaled.astype(wide) * (1 / math.sqrt(vectors.shape[-1]))
     if "logit_scale" in hooks:
-        scale = over_batch(functools.partial(encoding.logit_scale, params), q_at.pos, q_features)
+        scale = map_batch(functools.partial(encoding.logit_scale, params), q_at.pos, q_features)
         scaled = scaled * (factor := scale[..., None].astype(wide))
     of_q = Tokens(scaled, None, vectors, unscaled, factor, features=q_features)
     queries = _read_tokens(encoding, params, of_q, q_at, reads_vectors)
@@ -206,7 +207,7 @@ def _run(pairs: TileInputs, executor: str | Executor, in_order: bool, offset: in
     encoding, mask, (params, *_), q, k = pairs
     if executor == "auto":
         segments = q.slots.segment is not None
-        tile = shapes_of(pairs) if platform() == "cuda" else None  # tracing it takes a while, and no other asks
+        tile = score_shapes(pairs) if platform() == "cuda" else None  # tracing it takes a while, and no other asks
         executor = choose_executor(encoding, params, mask, pairs.sizes, in_order, segments, tile, offset)
     function = EXECUTORS[executor] if isinstance(executor, str) else executor
 
@@ -215,7 +216,7 @@ def _run(pairs: TileInputs, executor: str | Executor, in_order: bool, offset: in
 
     try:
         if sharding.shards_sequences(q.tokens.mapped.shape[0]):
-            return sharding.over_sequences(run_shard, params, q, k)
+            return sharding.map_sequences(run_shard, params, q, k)
         return function(pairs, in_order=in_order, offset=offset)
     except (TypeError, NotImplementedError) as error:
         if not any(word in str(error) for word in ("custom_vjp", "custom_lin")):
@@ -240,9 +241,9 @@ def _read_tokens(
     Values and vectors are still [b, tokens, heads, d]. If they are `stored`, a cache's, a barrier would copy them, and
     none is constant in the eyes of the compiler.
     """
-    hooks, token_bias, dtype = hooks_of(encoding), None, operand_dtype(tokens.vectors.dtype)
+    hooks, token_bias, dtype = defined_hooks(encoding), None, operand_dtype(tokens.vectors.dtype)
     if "token_bias" in hooks:
-        summands = over_batch(functools.partial(encoding.token_bias, params), slots.pos, tokens.features)
+        summands = map_batch(functools.partial(encoding.token_bias, params), slots.pos, tokens.features)
         token_bias = at_least_float32(summands.swapaxes(1, 2))
     values = None if tokens.values is None else tokens.values.swapaxes(1, 2)
     vectors = tokens.vectors.swapaxes(1, 2) if reads_vectors else None
@@ -263,12 +264,12 @@ def token_map(
 ) -> jax.Array:
     """Return a hook that maps vectors over a batch: vectors [b, t, h, d], pos [b or 1, t] or [t].
 
-    If the hook looks back, vectors are what `history.seen_by` makes of them.
+    If the hook looks back, vectors are what `history.with_previous_tokens` makes of them.
     """
     require_encoding(encoding, "token_map: encoding")
-    if hook not in hooks_of(encoding):
+    if hook not in defined_hooks(encoding):
         return vectors
-    return over_batch(functools.partial(getattr(encoding, hook), params), vectors, jnp.atleast_2d(pos), features)
+    return map_batch(functools.partial(getattr(encoding, hook), params), vectors, jnp.atleast_2d(pos), features)
 
 
 def batch_features(
@@ -283,8 +284,8 @@ def batch_features(
     """
     require_encoding(encoding, "batch_features: encoding")
     (pos, idx, segment), (recent, carry) = as_slots(slots), (None, None) if carry is None else carry
-    seen, recent = seen_by(encoding, "features", x, idx, segment, recent)
-    features, carry = over_batch(functools.partial(encoding.features, params), seen, jnp.atleast_2d(pos), carry)
+    seen, recent = with_previous_tokens(encoding, "features", x, idx, segment, recent)
+    features, carry = map_batch(functools.partial(encoding.features, params), seen, jnp.atleast_2d(pos), carry)
     return features, None if recent is None and carry is None else (recent, carry)
 
 

@@ -31,23 +31,23 @@ import jax
 import jax.numpy as jnp
 
 from posx.attention import sharding
-from posx.attention.accelerators import after, rounded
+from posx.attention.accelerators import round_operands, sequence
 from posx.attention.arguments import Slots
-from posx.attention.backward import backward
+from posx.attention.backward import blockwise_backward
 from posx.attention.cpu import row_maxima, row_sums
 from posx.attention.decay import mapped_products
 from posx.attention.plan import (
     Plan,
     Tiling,
-    block_at,
-    joined,
+    earlier_tiles,
+    join_blocks,
     make_plan,
-    over_visible_tiles,
-    past_tiles,
     skipper,
     split_into_blocks,
     tabulate,
-    tile_at,
+    take_block,
+    take_tile,
+    visit_visible_tiles,
     whole_rows,
 )  # fmt: skip
 from posx.attention.tiles import (
@@ -56,17 +56,17 @@ from posx.attention.tiles import (
     SharedArrays,
     TileInputs,
     Tokens,
-    adjusted,
-    bounded,
-    hidden,
-    over_batch,
+    adjust_scores,
+    bound_scores,
+    hide_pairs,
+    map_batch,
     scores_in_turn,
+    sum_values,
     value_terms,
     visible_pairs,
-    weighted,
 )
-from posx.contract import ByDistance, distance_terms, hooks_of, wide_dtype
-from posx.machine.platforms import on_cpu
+from posx.contract import ByDistance, defined_hooks, distance_terms, wide_dtype
+from posx.machine.platforms import is_on_cpu
 
 #: If tiles are whole rows, the queries form at most this many parts, each with the keys up to its own end. 2 parts
 #: compute 3/4 of all pairs, 4 parts 5/8. Each part is compiled for itself. The second number is the fewest queries of a
@@ -93,7 +93,7 @@ def blockwise(
     # The type in which their gradients are summed.
     k = k._replace(mapped=k.mapped.astype(wide), values=k.values.astype(wide))
     pairs = pairs._replace(k=pairs.k._replace(tokens=k))
-    (most, fewest), steps = STEPS if on_cpu() else ACCELERATOR_STEPS, 1
+    (most, fewest), steps = STEPS if is_on_cpu() else ACCELERATOR_STEPS, 1
     if (in_rows := whole_rows(pairs, in_order, tiling, devices)) and in_order and pairs.mask.causal:
         steps = max(min(most, sizes[0] // fewest), 1)
     ends, outputs = [sizes[0] * n // steps for n in range(steps + 1)], list[jax.Array]()
@@ -101,21 +101,21 @@ def blockwise(
         part, start = pairs, None if offset is None else offset + first
         if steps > 1:
             part = _select_queries(pairs, first, last)
-            outputs, tokens = after(outputs, part.q.tokens)
+            outputs, tokens = sequence(outputs, part.q.tokens)
             part = part._replace(q=part.q._replace(tokens=tokens))
         plan = make_plan(part, terms, in_order, start, tiling, in_rows, devices)
         tables = tabulate(plan, part, terms)
         sides = split_into_blocks(part.q, plan.query_block), split_into_blocks(part.k, plan.key_block)
         attend = functools.partial(_attend, plan)
         if plan.skip:
-            attend = functools.partial(_by_key_head, plan)
-        elif b > 1 and "score" in hooks_of(encoding) and scores_in_turn(b * h * plan.query_block * plan.key_block):
-            attend = functools.partial(_by_sequence, plan)
+            attend = functools.partial(_run_key_heads, plan)
+        elif b > 1 and "score" in defined_hooks(encoding) and scores_in_turn(b * h * plan.query_block * plan.key_block):
+            attend = functools.partial(_run_sequences, plan)
         if devices > 1 and plan.query_blocks % (2 * devices) == 0:
-            o = sharding.over_blocks(attend, tables, *sides)
+            o = sharding.map_blocks(attend, tables, *sides)
         else:
             o = attend(tables, *sides)
-        outputs = [*outputs, joined(o)[:, :, : last - first]]
+        outputs = [*outputs, join_blocks(o)[:, :, : last - first]]
     return outputs[0] if steps == 1 else jnp.concatenate(outputs, axis=2)
 
 
@@ -123,16 +123,16 @@ def _select_queries(pairs: TileInputs, first: int, last: int) -> TileInputs:
     """Return the pairs of queries `first` to `last` - 1 with the keys before `last`."""
 
     def part(side: Block, first: int) -> Block:
-        def along(axis: int, tree: Any) -> Any:
+        def slice_axis(axis: int, tree: Any) -> Any:
             return jax.tree.map(lambda x: jax.lax.slice_in_dim(x, first, last, axis=axis), tree)
 
-        features, slots = along(1, (side.tokens.features, side.slots))
-        return Block(along(2, side.tokens._replace(features=None))._replace(features=features), slots)
+        features, slots = slice_axis(1, (side.tokens.features, side.slots))
+        return Block(slice_axis(2, side.tokens._replace(features=None))._replace(features=features), slots)
 
     return pairs._replace(q=part(pairs.q, first), k=part(pairs.k, 0))
 
 
-def _by_sequence(plan: Plan, tables: SharedArrays, q: Block, k: Block) -> jax.Array:
+def _run_sequences(plan: Plan, tables: SharedArrays, q: Block, k: Block) -> jax.Array:
     """Run `_attend` for one sequence after the other: `score` makes arrays that a core's cache cannot hold."""
 
     def one(*sides: tuple[Tokens, Slots]) -> jax.Array:
@@ -141,10 +141,10 @@ def _by_sequence(plan: Plan, tables: SharedArrays, q: Block, k: Block) -> jax.Ar
         return _attend(plan, tables, *blocks)[:, 0]
 
     sides = jax.tree.map(lambda x: x.swapaxes(0, 1), (q[:2], k[:2]))
-    return over_batch(one, *sides, in_turn=True).swapaxes(0, 1)
+    return map_batch(one, *sides, in_turn=True).swapaxes(0, 1)
 
 
-def _by_key_head(plan: Plan, tables: SharedArrays, q: Block, k: Block) -> jax.Array:
+def _run_key_heads(plan: Plan, tables: SharedArrays, q: Block, k: Block) -> jax.Array:
     """Run `_attend` for one key head after the other, with the queries it serves: each head skips its own tiles."""
     (b, heads), groups = q.tokens.mapped.shape[1:3], k.tokens.mapped.shape[2]
 
@@ -153,7 +153,7 @@ def _by_key_head(plan: Plan, tables: SharedArrays, q: Block, k: Block) -> jax.Ar
         x = jnp.broadcast_to(x, (*x.shape[:axis], heads, *x.shape[axis + 1 :])) if shared else x
         return jnp.moveaxis(x.reshape(*x.shape[:axis], groups, -1, *x.shape[axis + 1 :]), axis, 0)
 
-    def of_heads(tokens: Tokens) -> Tokens:
+    def head_tokens(tokens: Tokens) -> Tokens:
         token_bias = jax.tree.map(functools.partial(split, shared=True), tokens.token_bias)
         return jax.tree.map(split, tokens._replace(token_bias=None))._replace(token_bias=token_bias)
 
@@ -170,8 +170,8 @@ def _by_key_head(plan: Plan, tables: SharedArrays, q: Block, k: Block) -> jax.Ar
     bias = None if tables.strips is None else split(tables.strips.bias, 0, shared=True)
     sink = None if tables.sink is None else split(tables.sink, 0)
     slots, axis = (q[1:], k[1:]), sharding.head_axis(b, groups)
-    call = functools.partial(sharding.over_sequences, each, axis=axis) if axis else each
-    o = jnp.moveaxis(call(slots, (bias, sink, of_heads(q.tokens), of_heads(k.tokens))), 0, 2)
+    call = functools.partial(sharding.map_sequences, each, axis=axis) if axis else each
+    o = jnp.moveaxis(call(slots, (bias, sink, head_tokens(q.tokens), head_tokens(k.tokens))), 0, 2)
     return o.reshape(*o.shape[:2], heads, *o.shape[4:])
 
 
@@ -184,7 +184,7 @@ def _shift(top: jax.Array) -> jax.Array:
 
 
 def _forward(plan: Plan, tables: SharedArrays, q: Block, k: Block, saves: bool = False):
-    """Return outputs [n, b, h, block, d]; if it `saves`, also what `backward` reads.
+    """Return outputs [n, b, h, block, d]; if it `saves`, also what `blockwise_backward` reads.
 
     These are the inputs, and of each row [n, b, h, block] the sum of its weights and the shift. The sum includes the
     row's sink. It is 1 if there is none and the row sees nothing.
@@ -196,16 +196,16 @@ def _forward(plan: Plan, tables: SharedArrays, q: Block, k: Block, saves: bool =
     def query_block(_: None, q: Block):
         def visit(j: Any, carry: Any, masked: bool, far: bool = False) -> Any:
             o, top, total = carry
-            tile = tile_at(plan, tables, q, k, j, far)
+            tile = take_tile(plan, tables, q, k, j, far)
             visible = visible_pairs(plan.mask, q.slots, tile.k.slots)
-            s = hidden(bounded(tile, adjusted(tile, mapped_products(tile), visible)), visible, masked)
+            s = hide_pairs(bound_scores(tile, adjust_scores(tile, mapped_products(tile), visible)), visible, masked)
             # Constant to derivatives: the shift cancels.
             new_top = jnp.maximum(top, jax.lax.stop_gradient(row_maxima(s)))
             shift = _shift(new_top)
             p = jnp.exp(s - shift[..., None])
             shrink = jnp.exp(top - shift)
-            w = rounded(p, dtype)
-            o = o * shrink[..., None] + weighted(w, tile.k.tokens.values)
+            w = round_operands(p, dtype)
+            o = o * shrink[..., None] + sum_values(w, tile.k.tokens.values)
             extra = value_terms(tile, w)
             return o if extra is None else o + extra, new_top, total * shrink + row_sums(p)
 
@@ -217,10 +217,10 @@ def _forward(plan: Plan, tables: SharedArrays, q: Block, k: Block, saves: bool =
         if plan.diagonal:
             last = q.number * plan.query_block // plan.key_block
             carry = visit(last, carry, masked=True)
-            for first, end, far in past_tiles(plan, q.number, last, first_tile and first_tile(q, carry[1])):
+            for first, end, far in earlier_tiles(plan, q.number, last, first_tile and first_tile(q, carry[1])):
                 carry = jax.lax.fori_loop(first, end, functools.partial(visit, masked=False, far=far), carry)
         else:
-            carry = over_visible_tiles(plan, q, k.slots, visit, carry)
+            carry = visit_visible_tiles(plan, q, k.slots, visit, carry)
         o, top, total = carry
         total = jnp.where(total > 0, total, 1)
         return None, (o / total[..., None], total, _shift(top))
@@ -228,7 +228,7 @@ def _forward(plan: Plan, tables: SharedArrays, q: Block, k: Block, saves: bool =
     if plan.query_blocks > 1:
         o, total, shift = jax.lax.scan(query_block, None, q)[1]
     else:
-        o, total, shift = jax.tree.map(lambda x: x[None], query_block(None, block_at(q, 0)._replace(number=0))[1])
+        o, total, shift = jax.tree.map(lambda x: x[None], query_block(None, take_block(q, 0)._replace(number=0))[1])
     # Arrays without a block keep the types of the keys that were given.
     return (o, (tables, q, k, o, total, shift, jax.tree.map(lambda x: x[:0], given))) if saves else o
 
@@ -236,5 +236,5 @@ def _forward(plan: Plan, tables: SharedArrays, q: Block, k: Block, saves: bool =
 _attend = jax.custom_vjp(_forward, nondiff_argnums=(0, 4))
 _attend.defvjp(
     lambda plan, tables, q, k, _: _forward(plan, tables, q, k, saves=True),
-    lambda plan, _, saved, o_grad: backward(plan, saved, o_grad),
+    lambda plan, _, saved, o_grad: blockwise_backward(plan, saved, o_grad),
 )

@@ -14,9 +14,9 @@ import numpy as np
 
 from posx.attention.arguments import Slots, without_empty
 from posx.attention.attend import batch_features, token_map
-from posx.attention.history import seen_by
-from posx.attention.tiles import over_batch
-from posx.contract import Dims, Encoding, Features, Params, abstract_params, hooks_of, wide_dtype
+from posx.attention.history import with_previous_tokens
+from posx.attention.tiles import map_batch
+from posx.contract import Dims, Encoding, Features, Params, abstract_params, defined_hooks, wide_dtype
 from posx.errors import ConfigError
 
 
@@ -89,7 +89,7 @@ class Cache(NamedTuple):
         return jnp.where(self.filled <= self.capacity, x, jnp.asarray(jnp.nan, x.dtype))
 
 
-def write(slots: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
+def write_slots(slots: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
     """Write `new` [b, t, ...] into slots [b, s, ...], from slot `start` on."""
     return jax.lax.dynamic_update_slice_in_dim(slots, new.astype(slots.dtype), start, axis=1)
 
@@ -112,8 +112,8 @@ def advance(cache: Cache, pos: jax.Array, idx: jax.Array) -> Cache:
     cache.check_room(pos.shape[1])
     cache.check_orders(idx)
     return cache._replace(
-        pos=write(cache.pos, without_empty(pos, idx), cache.filled),
-        idx=write(cache.idx, idx, cache.filled),
+        pos=write_slots(cache.pos, without_empty(pos, idx), cache.filled),
+        idx=write_slots(cache.idx, idx, cache.filled),
         filled=cache.filled + pos.shape[1],
     )
 
@@ -146,12 +146,12 @@ def remember(
     (pos, idx, _), carry = slots, layer.carry
     start = cache.filled - pos.shape[1]
     features: Features = {}
-    if "features" in hooks_of(encoding):
+    if "features" in defined_hooks(encoding):
         features, carry = batch_features(encoding, params, without_empty(x, idx), slots, carry)
     seen: dict[str, jax.Array] = {}
     recent: dict[str, jax.Array] = {}
     for hook, vectors in projected.items():
-        seen[hook], last = seen_by(encoding, hook, vectors, idx, None, layer.recent.get(hook))
+        seen[hook], last = with_previous_tokens(encoding, hook, vectors, idx, None, layer.recent.get(hook))
         recent |= {} if last is None else {hook: last}
     k = projected["key"]
     if not encoding.reads_raw_keys:
@@ -159,17 +159,19 @@ def remember(
     v = token_map(encoding, "value", params, seen["value"], pos, features)
     k, v, features = without_empty((k, v, features), idx)
     kept = {name: new for name, new in features.items() if name not in encoding.revised_by}
-    stored = {name: write(layer.features[name], new, start) for name, new in kept.items()}
+    stored = {name: write_slots(layer.features[name], new, start) for name, new in kept.items()}
     if revises_first := encoding.revised_by and pos.shape[1] == 1:
-        layer = revised(encoding, params, layer, features, cache, slots)
-    keys, values = (write(old, heads_first(new), start) for old, new in ((layer.k, k), (layer.v, v)))
+        layer = revise_keys(encoding, params, layer, features, cache, slots)
+    keys, values = (write_slots(old, heads_first(new), start) for old, new in ((layer.k, k), (layer.v, v)))
     return Layer(keys, values, stored, carry, recent), seen["query"], kept if revises_first else features
 
 
-def revised(encoding: Encoding, params: Params, layer: Layer, features: Features, cache: Cache, slots: Slots) -> Layer:
+def revise_keys(
+    encoding: Encoding, params: Params, layer: Layer, features: Features, cache: Cache, slots: Slots
+) -> Layer:
     """Return the layer with its keys revised by the new tokens at `slots`, as later tokens will see them."""
     later = slots.idx[:, None, :] > cache.idx[:, :, None]
-    keys = over_batch(functools.partial(encoding.revise, params), tokens_first(layer.k, len(later)), features, later)
+    keys = map_batch(functools.partial(encoding.revise, params), tokens_first(layer.k, len(later)), features, later)
     return layer._replace(k=heads_first(keys))
 
 
@@ -183,11 +185,11 @@ def empty_layer(encoding: Encoding, dims: Dims, dtype: str, tokens: tuple[int, i
     heads = {"query": dims.num_heads, "key": dims.kv_heads, "value": dims.kv_heads}
     k = v = jax.ShapeDtypeStruct((*tokens, dims.kv_heads, dims.head_dim), dtype)
 
-    def mapped(params: Params, k: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
-        return token_map(encoding, "key", params, seen_by(encoding, "key", k, None)[0], pos, features)
+    def map_token(params: Params, k: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
+        return token_map(encoding, "key", params, with_previous_tokens(encoding, "key", k, None)[0], pos, features)
 
     if not encoding.reads_raw_keys:
-        k = jax.eval_shape(mapped, params, k, pos, features)
+        k = jax.eval_shape(map_token, params, k, pos, features)
     if encoding.revised_by:  # each token rounds the keys anew
         k = jax.ShapeDtypeStruct(k.shape, wide_dtype(dtype))
     features = {name: x for name, x in features.items() if name not in encoding.revised_by}

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from posx.attention.tiles import Block, SharedArrays, TileInputs, products, repeat_heads
-from posx.contract import Encoding, Params, as_float, at_least_float32, hooks_of, wide_dtype
+from posx.contract import Encoding, Params, as_float, at_least_float32, defined_hooks, wide_dtype
 
 #: The largest exponents, in nats, that are safe for both sides of a product together: in float32 and bfloat16, and in
 #: float16.
@@ -23,9 +23,9 @@ SAFE, SAFE_HALF = 40.0, 8.0
 def mapped_products(pairs: TileInputs) -> jax.Array:
     """Return the first term of the formula, sum_c q~_ic k~_jc exp(-decay_c (i - j)), [b, h, q, k]."""
     q, k = pairs.q.tokens.mapped, pairs.k.tokens.mapped
-    if "decay" not in hooks_of(pairs.encoding):
+    if "decay" not in defined_hooks(pairs.encoding):
         return products(q, k)
-    return _decayed(_rate(pairs.encoding, pairs.tables.params), *pairs.pos, q, k)
+    return _decay_products(_rate(pairs.encoding, pairs.tables.params), *pairs.pos, q, k)
 
 
 def _rate(encoding: Encoding, params: Params) -> jax.Array:
@@ -34,21 +34,21 @@ def _rate(encoding: Encoding, params: Params) -> jax.Array:
     return at_least_float32(rate)
 
 
-def _decayed(rate: jax.Array, q_pos: jax.Array, k_pos: jax.Array, q: jax.Array, k: jax.Array) -> jax.Array:
+def _decay_products(rate: jax.Array, q_pos: jax.Array, k_pos: jax.Array, q: jax.Array, k: jax.Array) -> jax.Array:
     """Return sum_c q_ic k_jc exp(-rate_c (i - j)), rate [h or 1, d'].
 
     Powers are relative to the last query's position. Powers of earlier keys are below 1 and may vanish, as they should.
     Powers of queries grow over one block alone. If a block is so wide that they would overflow, the sum is taken pair
     by pair.
     """
-    k, last = _for_rates(rate, q, k), q_pos.max(axis=1, keepdims=True)
+    k, last = _repeat_keys(rate, q, k), q_pos.max(axis=1, keepdims=True)
     behind_q, behind_k = as_float(last - q_pos), as_float(last - k_pos)
     widest = jnp.abs(rate).max() * jnp.maximum(behind_q.max(), -behind_k.min())
 
-    def of_block() -> jax.Array:
+    def block_products() -> jax.Array:
         return products(*_decayed_vectors(rate, last, q_pos, k_pos, q, k))
 
-    def of_pairs() -> jax.Array:
+    def pair_products() -> jax.Array:
         """Take one channel after the other, to avoid an array [q, k, d']."""
         distance, wide = as_float(q_pos[:, :, None] - k_pos[:, None, :])[:, None], wide_dtype(q.dtype)
 
@@ -62,8 +62,8 @@ def _decayed(rate: jax.Array, q_pos: jax.Array, k_pos: jax.Array, q: jax.Array, 
         return jax.lax.scan(add, nothing, tuple(each))[0]
 
     if q.shape[2] == 1 and q.dtype != jnp.float16:  # decoding: powers are relative to the query itself
-        return of_block()
-    return jax.lax.cond(_is_safe(widest, q), of_block, of_pairs)
+        return block_products()
+    return jax.lax.cond(_is_safe(widest, q), block_products, pair_products)
 
 
 def _is_safe(widest: jax.Array, vectors: jax.Array) -> jax.Array:
@@ -71,7 +71,7 @@ def _is_safe(widest: jax.Array, vectors: jax.Array) -> jax.Array:
     return widest < (SAFE_HALF if vectors.dtype == jnp.float16 else SAFE)
 
 
-def _for_rates(rate: jax.Array, q: jax.Array, k: jax.Array) -> jax.Array:
+def _repeat_keys(rate: jax.Array, q: jax.Array, k: jax.Array) -> jax.Array:
     """Return keys for each query head, if heads decay each at its own rate."""
     return repeat_heads(k, q.shape[1]) if rate.shape[0] > 1 else k
 
@@ -88,7 +88,7 @@ def _decayed_vectors(
     return times_power(q, anchor - q_pos), times_power(k, k_pos - anchor)
 
 
-def in_one_block(
+def run_in_one_block(
     pairs: TileInputs, run: Callable[[TileInputs], jax.Array], otherwise: Callable[[TileInputs], jax.Array]
 ) -> jax.Array:
     """Return run(pairs), for a kernel that does not know `decay`: its powers are in the vectors of the whole call.
@@ -96,12 +96,12 @@ def in_one_block(
     They are relative to the middle. If they would overflow, return otherwise(pairs).
     """
     encoding, mask = pairs[:2]
-    if "decay" not in hooks_of(encoding):
+    if "decay" not in defined_hooks(encoding):
         return run(pairs)
 
-    def decayed(tables: SharedArrays, q: Block, k: Block) -> jax.Array:
+    def run_decayed(tables: SharedArrays, q: Block, k: Block) -> jax.Array:
         rate, (q_pos, k_pos) = _rate(encoding, tables.params), (q.slots.pos, k.slots.pos)
-        keys, middle = _for_rates(rate, q.tokens.mapped, k.tokens.mapped), (k_pos[:, :1] + k_pos[:, -1:]) // 2
+        keys, middle = _repeat_keys(rate, q.tokens.mapped, k.tokens.mapped), (k_pos[:, :1] + k_pos[:, -1:]) // 2
         mapped = _decayed_vectors(rate, middle, q_pos, k_pos, q.tokens.mapped, keys)
         q, k = (x._replace(tokens=x.tokens._replace(mapped=y)) for x, y in zip((q, k), mapped, strict=True))
         return at_least_float32(run(TileInputs(encoding, mask, tables, q, k)))
@@ -109,4 +109,4 @@ def in_one_block(
     rate, (q_pos, k_pos) = jnp.abs(_rate(encoding, pairs.tables.params)).max(), pairs.pos
     widest = rate * as_float(jnp.maximum(q_pos.max(), k_pos.max()) - jnp.minimum(q_pos.min(), k_pos.min()) + 1) / 2
     safe = _is_safe(widest, pairs.q.tokens.mapped)
-    return jax.lax.cond(safe, decayed, lambda *parts: otherwise(TileInputs(encoding, mask, *parts)), *pairs[2:])
+    return jax.lax.cond(safe, run_decayed, lambda *parts: otherwise(TileInputs(encoding, mask, *parts)), *pairs[2:])

@@ -32,7 +32,16 @@ from jax.experimental import pallas as pl
 
 from posx.attention import strips
 from posx.attention.masks import Mask
-from posx.attention.tiles import INVISIBLE, Block, SharedArrays, TileInputs, finite, hidden, visible_pairs, with_terms
+from posx.attention.tiles import (
+    INVISIBLE,
+    Block,
+    SharedArrays,
+    TileInputs,
+    finite_term,
+    hide_pairs,
+    visible_pairs,
+    with_terms,
+)
 from posx.contract import ByDistance, Encoding, as_float
 from posx.machine.platforms import platform
 
@@ -58,21 +67,21 @@ class Grid(NamedTuple):
     score: Any = None  # the `Pointwise` of a score that acts pair by pair
 
     @property
-    def ahead(self) -> int:
+    def num_ahead(self) -> int:
         """The number of block diagonals whose keys are after the queries."""
         return 0 if self.mask.causal else self.blocks - 1
 
     @property
     def diagonals(self) -> int:
-        return self.blocks + self.ahead
+        return self.blocks + self.num_ahead
 
     @property
     def plain(self) -> bool:
-        """Whether tiles below the first `masked` diagonals need no mask."""
+        """Whether tiles below the first `num_masked` diagonals need no mask."""
         return self.mask.causal and not self.mask.window and not self.documents
 
     @property
-    def masked(self) -> int:
+    def num_masked(self) -> int:
         """The number of block diagonals, from the main one down, that have later or near keys."""
         return 1 + -(-max(self.near - 1, 0) // self.block)
 
@@ -102,19 +111,19 @@ def dot(a: jax.Array, b: jax.Array, over: tuple[int, int] = (1, 0)) -> jax.Array
     return jax.lax.dot_general(a, b, axes, precision=precision, preferred_element_type=jnp.float32)
 
 
-def block_at(grid: Grid, refs: Any, n: Any) -> Any:
+def read_block(grid: Grid, refs: Any, n: Any) -> Any:
     """Return block n of arrays of one head: vectors [t, d] as [1, 1, block, d], numbers [t] as [1, block]."""
-    found = jax.tree.map(lambda ref: ref[pl.ds(n * grid.block, grid.block), ...], refs)
-    return jax.tree.map(lambda x: x[None, None] if x.ndim == 2 else x[None], found)
+    block = jax.tree.map(lambda ref: ref[pl.ds(n * grid.block, grid.block), ...], refs)
+    return jax.tree.map(lambda x: x[None, None] if x.ndim == 2 else x[None], block)
 
 
-def scored(grid: Grid, bias: Any, q: Block, k: Block, s: jax.Array, by_keys: bool = False) -> jax.Array:
+def score_products(grid: Grid, bias: Any, q: Block, k: Block, s: jax.Array, by_keys: bool = False) -> jax.Array:
     """Return the scores [1, 1, q, k] of products s. by_keys: these were made with keys first."""
     tables = SharedArrays({}, ByDistance(bias=None if bias is None else strips.Made(bias[0])))
     s = with_terms(TileInputs(grid.encoding, grid.mask, tables, *(_all_axes(x) for x in (q, k))), s)
     if grid.score is None:
         return s
-    return grid.score.on_pairs(*((x.tokens.features, x.fixed) for x in (q, k)), s, by_keys)
+    return grid.score.score_pairs(*((x.tokens.features, x.fixed) for x in (q, k)), s, by_keys)
 
 
 def finite_scores(grid: Grid, s: jax.Array) -> jax.Array:
@@ -128,15 +137,15 @@ def _all_axes(side: Block) -> Block:
     return side._replace(tokens=side.tokens._replace(token_bias=token_bias))
 
 
-def unseen(grid: Grid, q: Block, k: Block, s: jax.Array, masked: bool) -> jax.Array:
+def hide_unseen(grid: Grid, q: Block, k: Block, s: jax.Array, masked: bool) -> jax.Array:
     """Return scores [1, 1, q, k] of a tile without the pairs that are invisible or near, if it is masked."""
     seen = visible_pairs(grid.mask, q.slots, k.slots)
     if grid.near:
         seen &= q.slots.idx[:, :, None] - k.slots.idx[:, None] >= grid.near
-    return hidden(s, seen, masked)
+    return hide_pairs(s, seen, masked)
 
 
-def bias_of(grid: Grid, shared: Shared, i: Any, j: Any, by_keys: bool = False) -> Any:
+def read_bias(grid: Grid, shared: Shared, i: Any, j: Any, by_keys: bool = False) -> Any:
     """Return the bias by distance of tile (i, j), [1, 1, q, k], or None. by_keys: see `bias_tiles`."""
     places = jnp.arange(grid.block)
     if shared.slope is not None:
@@ -144,18 +153,18 @@ def bias_of(grid: Grid, shared: Shared, i: Any, j: Any, by_keys: bool = False) -
         return jnp.subtract.outer(*ends)[None, None]
     if shared.bias is None:
         return None
-    found = shared.bias[pl.ds(i * grid.block - j * grid.block + grid.ahead * grid.block, grid.block), :]
-    return (found.T if by_keys else found)[None, None]
+    bias = shared.bias[pl.ds(i * grid.block - j * grid.block + grid.num_ahead * grid.block, grid.block), :]
+    return (bias.T if by_keys else bias)[None, None]
 
 
 def _forward(grid: Grid, i: Any, shared: Shared, q_side: Block, k_side: Block, o_ref: Any, lse_ref: Any):
-    q = block_at(grid, q_side, i)
+    q = read_block(grid, q_side, i)
 
     def visit(j: Any, carry: Any, masked: bool) -> Any:
-        (o, top, total), k = carry, block_at(grid, k_side, j)
+        (o, top, total), k = carry, read_block(grid, k_side, j)
         products = dot(q.tokens.mapped[0, 0], k.tokens.mapped[0, 0], (1, 1))
-        s = scored(grid, bias_of(grid, shared, i, j), q, k, products[None, None])
-        s = unseen(grid, q, k, finite_scores(grid, s), masked)[0, 0]
+        s = score_products(grid, read_bias(grid, shared, i, j), q, k, products[None, None])
+        s = hide_unseen(grid, q, k, finite_scores(grid, s), masked)[0, 0]
         new_top = jnp.maximum(top, s.max(axis=1))
         shift = jnp.where(new_top > INVISIBLE, new_top, 0)
         p, shrink = weights(s, shift), jnp.exp(top - shift)
@@ -163,10 +172,10 @@ def _forward(grid: Grid, i: Any, shared: Shared, q_side: Block, k_side: Block, o
         return o * shrink[:, None] + dot(p.astype(v.dtype), v), new_top, total * shrink + p.sum(axis=1)
 
     rows = jnp.zeros(grid.block, jnp.float32)
-    o, top, total = over_keys(grid, i, visit, (jnp.zeros(o_ref.shape, jnp.float32), rows + INVISIBLE, rows))
+    o, top, total = visit_keys(grid, i, visit, (jnp.zeros(o_ref.shape, jnp.float32), rows + INVISIBLE, rows))
     total = jnp.where(total > 0, total, 1)
     o_ref[...] = (o * (1 / total)[:, None]).astype(o_ref.dtype)
-    lse_ref[...] = finite(top + jnp.log(total))
+    lse_ref[...] = finite_term(top + jnp.log(total))
 
 
 def weights(s: jax.Array, shift: jax.Array) -> jax.Array:
@@ -179,20 +188,20 @@ def weights(s: jax.Array, shift: jax.Array) -> jax.Array:
         return jnp.exp2(s * LOG2E + shift)
     from jax.experimental.pallas import triton  # JAX may remove it
 
-    (found,) = triton.elementwise_inline_asm(
+    (values,) = triton.elementwise_inline_asm(
         f"{{ .reg .f32 x; fma.rn.f32 x, $1, {LOG2E_IN_PTX}, $2; ex2.approx.ftz.f32 $0, x; }}",
         args=[s, jnp.broadcast_to(shift, s.shape)], constraints="=f,f,f", pack=1,
         result_shape_dtypes=[jax.ShapeDtypeStruct(s.shape, s.dtype)],
     )  # fmt: skip
-    return found
+    return values
 
 
-def over_keys(grid: Grid, i: Any, visit: Callable, carry: Any) -> Any:
+def visit_keys(grid: Grid, i: Any, visit: Callable, carry: Any) -> Any:
     """Call visit(j, carry, masked) for the key blocks j that query block i may see."""
     first: Any = 0
     end = i + 1 if grid.mask.causal else grid.blocks
     if grid.plain:
-        first = jnp.maximum(end - grid.masked, 0)
+        first = jnp.maximum(end - grid.num_masked, 0)
         carry = jax.lax.fori_loop(0, first, functools.partial(visit, masked=False), carry)
     elif grid.mask.window and not grid.mask.sinks:
         first = quotient(jnp.maximum(i * grid.block - grid.mask.window + 1, 0), grid.block)
@@ -221,24 +230,24 @@ def call(
     def number(n: Any) -> Any:
         return count - 1 - n if last_first else n
 
-    def of_sequence(x: jax.Array, sequence: Any) -> Any:
+    def sequence_index(x: jax.Array, sequence: Any) -> Any:
         return sequence if x.shape[0] > 1 else 0
 
-    def of_head(heads: int, head: Any) -> Any:
+    def head_index(heads: int, head: Any) -> Any:
         """Return the place of a head's part: heads of 1 are shared, as key heads are."""
         return quotient(head, grid.heads // heads) if heads > 1 else 0
 
     def read(x: jax.Array) -> pl.BlockSpec:
         places: dict[int, Callable] = {
             1: lambda _, h, b: (h,),
-            2: lambda _, h, b: (of_sequence(x, b), 0),
-            3: lambda _, h, b: (of_sequence(x, b), of_head(x.shape[1], h), 0),
-            4: lambda _, h, b: (of_sequence(x, b), 0, of_head(x.shape[2], h), 0),
+            2: lambda _, h, b: (sequence_index(x, b), 0),
+            3: lambda _, h, b: (sequence_index(x, b), head_index(x.shape[1], h), 0),
+            4: lambda _, h, b: (sequence_index(x, b), 0, head_index(x.shape[2], h), 0),
         }
         one = {0, x.ndim - 2} if x.ndim > 2 else {0}  # the axes of sequences and heads
         return pl.BlockSpec(tuple(None if axis in one else n for axis, n in enumerate(x.shape)), places[x.ndim])
 
-    def written(x: Any) -> tuple[pl.BlockSpec, jax.ShapeDtypeStruct]:
+    def output_spec(x: Any) -> tuple[pl.BlockSpec, jax.ShapeDtypeStruct]:
         tokens = count * x.shape[0]
         if len(x.shape) == 1:
             spec = pl.BlockSpec((None, None, *x.shape), lambda n, h, b: (b, h, number(n)))
@@ -250,7 +259,7 @@ def call(
         kernel(grid, number(pl.program_id(0)), *refs)
 
     leaves, tree = jax.tree.flatten(out)
-    specs, shapes = (jax.tree.unflatten(tree, part) for part in zip(*map(written, leaves), strict=True))
+    specs, shapes = (jax.tree.unflatten(tree, part) for part in zip(*map(output_spec, leaves), strict=True))
     compiled = platform() == "cuda"
     return pl.pallas_call(
         instance,
@@ -258,13 +267,13 @@ def call(
         in_specs=jax.tree.map(read, operands),
         out_specs=specs,
         out_shape=shapes,
-        compiler_params=_by_triton(grid.warps, stages) if compiled else None,
+        compiler_params=_triton_params(grid.warps, stages) if compiled else None,
         interpret=not compiled,
         name=f"posx{kernel.__name__}",
     )(*operands)
 
 
-def _by_triton(warps: int, stages: int) -> Any:
+def _triton_params(warps: int, stages: int) -> Any:
     from jax.experimental.pallas import triton  # JAX may remove it
 
     return triton.CompilerParams(num_warps=warps, num_stages=stages)
@@ -286,7 +295,7 @@ def bias_tiles(grid: Grid, strip: jax.Array, by_keys: bool = False) -> jax.Array
     return strips.toeplitz(of_rows, grid.block).reshape(strip.shape[0], -1, grid.block).swapaxes(0, 1)[None]
 
 
-def tabled(grid: Grid, shared: Shared, by_keys: bool = False) -> Shared:
+def tabulate_bias(grid: Grid, shared: Shared, by_keys: bool = False) -> Shared:
     """Return the shared arrays as a kernel reads them: the bias in tiles."""
     return shared if shared.bias is None else shared._replace(bias=bias_tiles(grid, shared.bias, by_keys))
 
@@ -300,4 +309,4 @@ def forward(grid: Grid, shared: Shared, q: Block, k: Block) -> tuple[jax.Array, 
     o = jax.ShapeDtypeStruct((grid.block, v.shape[-1]), jnp.float32 if grid.wide else v.dtype)
     out = o, jax.ShapeDtypeStruct((grid.block,), jnp.float32)
     how: Any = {"last_first": grid.mask.causal, "stages": 3}
-    return call(grid, _forward, grid.blocks, out, tabled(grid, shared), q, k, **how)
+    return call(grid, _forward, grid.blocks, out, tabulate_bias(grid, shared), q, k, **how)

@@ -17,11 +17,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from posx.attention.blockwise import blockwise
-from posx.attention.decay import in_one_block
+from posx.attention.decay import run_in_one_block
 from posx.attention.masks import Mask
-from posx.attention.plan import joined, split_into_blocks
+from posx.attention.plan import join_blocks, split_into_blocks
 from posx.attention.tiles import Block, TileInputs, bias_strip, content_free_bias, repeat_heads, visible_pairs
-from posx.contract import ByDistance, Encoding, Params, acting, at_least_float32, distance_terms, hooks_of, of_kinds
+from posx.contract import (
+    ByDistance,
+    Encoding,
+    Params,
+    acting_hooks,
+    at_least_float32,
+    defined_hooks,
+    distance_terms,
+    select_hooks,
+)
 from posx.machine.platforms import compute_capability, platform
 
 #: The most query-key pairs of one slab: 1 GB for 8 heads in float32. Biases stay in float32 beside 16-bit operands too.
@@ -46,7 +55,7 @@ def refusal(
       native: the vendor's kernel would run, see `is_native`. Its gradients of a float32 bias were wrong on an H200.
     """
     # A sink could be read off the log-sum-exp that JAX's call returns, but cuDNN's backward pass drops its gradient.
-    refused = [*acting(encoding, ("token_bias",)), *of_kinds(encoding, "tile", "head")]
+    refused = [*acting_hooks(encoding, ("token_bias",)), *select_hooks(encoding, "tile", "head")]
     refused += [f"by_distance.{name}" for name in distance_terms(encoding, params) if name != "bias"]
     if refused:
         return f"{type(encoding).__name__} acts on {', '.join(refused)}, which the kernel does not support"
@@ -61,7 +70,7 @@ def refusal(
 
 def is_biased(encoding: Encoding) -> bool:
     """Return whether an encoding that the kernel serves adds a bias by position."""
-    return bool(acting(encoding, ("by_distance", "bias")))
+    return bool(acting_hooks(encoding, ("by_distance", "bias")))
 
 
 def is_native(vectors: Any) -> bool:
@@ -83,11 +92,11 @@ def fused(
     native = is_native(q.tokens.mapped)
     if why := refusal(encoding, tables.params, mask, in_order, q.slots.segment is not None, native):
         raise ValueError(f"executor 'fused' cannot serve this call: {why}. Give executor='blockwise'.")
-    run = functools.partial(_fused, native=native, offset=offset, slab_pairs=slab_pairs)
-    return in_one_block(pairs, run, functools.partial(blockwise, in_order=in_order, offset=offset))
+    run = functools.partial(_call_kernel, native=native, offset=offset, slab_pairs=slab_pairs)
+    return run_in_one_block(pairs, run, functools.partial(blockwise, in_order=in_order, offset=offset))
 
 
-def _fused(pairs: TileInputs, *, native: bool, offset: int | None, slab_pairs: int) -> jax.Array:
+def _call_kernel(pairs: TileInputs, *, native: bool, offset: int | None, slab_pairs: int) -> jax.Array:
     encoding, mask, tables, q, k = pairs
     blocks, num_queries = -(-math.prod(pairs.sizes) // slab_pairs) if is_biased(encoding) else 1, pairs.sizes[0]
     # cuDNN takes keys and values of one width, a multiple of 8. JAX's call has gradients for even lengths alone.
@@ -98,7 +107,7 @@ def _fused(pairs: TileInputs, *, native: bool, offset: int | None, slab_pairs: i
 
     size = -(-num_queries // blocks)  # of a block
     strip = None
-    if offset is not None and "by_distance" in hooks_of(encoding):  # all distances, the largest first
+    if offset is not None and "by_distance" in defined_hooks(encoding):  # all distances, the largest first
         distances = np.arange(offset + blocks * size - 1, offset - pairs.sizes[1] - 1, -1, dtype=np.int32)
         strip = ByDistance(bias=bias_strip(encoding, tables.params, distances))
 
@@ -113,9 +122,9 @@ def _fused(pairs: TileInputs, *, native: bool, offset: int | None, slab_pairs: i
         with jax.numpy_dtype_promotion("standard"):  # JAX's own code mixes types
             o = jax.nn.dot_product_attention(
                 _vectors(q.tokens.mapped, width, multiple), keys, values,
-                bias=None if bias is None else _padded(_padded(at_least_float32(bias), 2, multiple), 3, multiple),
+                bias=None if bias is None else _pad_axis(_pad_axis(at_least_float32(bias), 2, multiple), 3, multiple),
                 # Padded keys are seen by nobody, and a padded query sees the others. Causal masks need no more.
-                mask=None if visible is None else _padded(_padded(visible, 2, multiple, True), 3, multiple, False),
+                mask=None if visible is None else _pad_axis(_pad_axis(visible, 2, multiple, True), 3, multiple, False),
                 scale=1.0,  # queries are already scaled
                 implementation="cudnn" if native else "xla",
                 **options,
@@ -133,11 +142,11 @@ def _fused(pairs: TileInputs, *, native: bool, offset: int | None, slab_pairs: i
             q._replace(number=0), is_causal=mask.causal, local_window_size=(mask.window - 1, 0) if mask.window else None
         )
     else:
-        o = joined(jax.lax.map(slab, split_into_blocks(q, size)))[:, :, :num_queries]
+        o = join_blocks(jax.lax.map(slab, split_into_blocks(q, size)))[:, :, :num_queries]
     return o[..., : k.tokens.values.shape[-1]]
 
 
-def _padded(x: jax.Array, axis: int, multiple: int, value: Any = 0) -> jax.Array:
+def _pad_axis(x: jax.Array, axis: int, multiple: int, value: Any = 0) -> jax.Array:
     """Return x with an axis padded to a multiple."""
     pad = [(0, -n % multiple if axis == place else 0) for place, n in enumerate(x.shape)]
     return jnp.pad(x, pad, constant_values=value)
@@ -146,4 +155,4 @@ def _padded(x: jax.Array, axis: int, multiple: int, value: Any = 0) -> jax.Array
 def _vectors(x: jax.Array, width: int, multiple: int) -> jax.Array:
     """Return vectors [b, h, t, d] as the kernel takes them, [b, t, h, width], with padded tokens."""
     x = jnp.pad(x, [(0, 0)] * 3 + [(0, width - x.shape[-1])])
-    return _padded(x.swapaxes(1, 2), 1, multiple)
+    return _pad_axis(x.swapaxes(1, 2), 1, multiple)

@@ -11,7 +11,7 @@ from posx.attention.arguments import zero_outside
 from posx.contract import Encoding
 
 
-def seen_by(
+def with_previous_tokens(
     encoding: Encoding, hook: str, x: jax.Array, idx: Any, segment: Any = None, recent: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array | None]:
     """Return the input of `hook` for x [b, t, ...], and the `recent` of the call for the tokens that follow.
@@ -49,10 +49,10 @@ def seen_by(
     rank, before = jnp.argsort(order, axis=1)[:, n:], []
     for s in range(1, n + 1):
         source = jnp.take_along_axis(order, jnp.maximum(rank - s, 0), axis=1)
-        before.append(zero_outside(_taken(whole, source), (idx >= 0) & (_taken(document, source) == segment)))
-    return jnp.stack([x, *before], axis=2), _taken(whole, order[:, -n:])
+        before.append(zero_outside(_take_slots(whole, source), (idx >= 0) & (_take_slots(document, source) == segment)))
+    return jnp.stack([x, *before], axis=2), _take_slots(whole, order[:, -n:])
 
 
-def _taken(x: jax.Array, source: jax.Array) -> jax.Array:
+def _take_slots(x: jax.Array, source: jax.Array) -> jax.Array:
     """Return the slots `source` [b or 1, s] of x [b, t, ...]."""
     return jnp.take_along_axis(x, jnp.expand_dims(source, tuple(range(2, x.ndim))), axis=1)

@@ -24,12 +24,12 @@ import numpy as np
 
 from posx.attention.arguments import Slots
 from posx.attention.blockwise import blockwise
-from posx.attention.decay import in_one_block
+from posx.attention.decay import run_in_one_block
 from posx.attention.masks import Mask
 from posx.attention.near import near_keys, near_refusal, with_near
-from posx.attention.pointwise import pointwise, score_of, shapes_of
+from posx.attention.pointwise import pointwise, pointwise_score, score_shapes
 from posx.attention.tiles import Block, TileInputs, Tokens, bias_strip, sinks
-from posx.contract import Encoding, Params, Tile, at_least_float32, distance_terms, hooks_of, of_kinds
+from posx.contract import Encoding, Params, Tile, at_least_float32, defined_hooks, distance_terms, select_hooks
 from posx.machine.platforms import compute_capability, platform
 
 if TYPE_CHECKING:
@@ -61,17 +61,17 @@ def kernel_refusal(
       offset: see `blockwise`.
       tile: the arrays that `score` is given, or their shapes. If it is None, every score is refused.
     """
-    if refused := of_kinds(encoding, *(("pair", "tile") if tile is None else ("pair",))):
+    if refused := select_hooks(encoding, *(("pair", "tile") if tile is None else ("pair",))):
         return f"{type(encoding).__name__} acts on {', '.join(refused)}, which the kernel does not support"
-    if tile and "score" in hooks_of(encoding) and isinstance(why := pointwise(encoding, params, tile), str):
+    if tile and "score" in defined_hooks(encoding) and isinstance(why := pointwise(encoding, params, tile), str):
         return f"the score of {type(encoding).__name__} {why}, which the kernel does not support"
-    if "score" in hooks_of(encoding) and near_keys(encoding, params, offset or 0):
+    if "score" in defined_hooks(encoding) and near_keys(encoding, params, offset or 0):
         return (
             f"{type(encoding).__name__} has a score and vectors by distance, which the kernel does not support together"
         )
     if not in_order:
         return "the kernel needs whole sequences in order, without idx"
-    if offset is None and "by_distance" in hooks_of(encoding):
+    if offset is None and "by_distance" in defined_hooks(encoding):
         return f"{type(encoding).__name__} acts on by_distance: the kernel needs known positions that count up by one"
     return near_refusal(encoding, params, mask, offset or 0)
 
@@ -99,7 +99,7 @@ def kernel(pairs: TileInputs, *, in_order: bool = False, offset: int | None = No
     from posx.attention.flash_backward import flash
 
     encoding, mask, (params, *_), q, k = pairs
-    tile = shapes_of(pairs)
+    tile = score_shapes(pairs)
     if why := kernel_refusal(encoding, params, mask, in_order, offset, tile):
         raise ValueError(f"executor 'kernel' cannot serve this call: {why}. Give executor='blockwise'.")
     num_tokens, heads, channels = pairs.sizes[0], q.tokens.mapped.shape[1], k.tokens.values.shape[-1]
@@ -111,20 +111,20 @@ def kernel(pairs: TileInputs, *, in_order: bool = False, offset: int | None = No
         )
     block = min(block, max(SMALLEST, _power_of_two(num_tokens)))
     otherwise = functools.partial(blockwise, in_order=in_order, offset=offset)
-    if "score" in hooks_of(encoding) and num_tokens == 1:  # `pointwise` tells axes apart by their sizes
+    if "score" in defined_hooks(encoding) and num_tokens == 1:  # `pointwise` tells axes apart by their sizes
         return otherwise(pairs)
-    score, numbers = score_of(pairs, tile)
+    score, numbers = pointwise_score(pairs, tile)
     biased, learned = "bias" in distance_terms(encoding, params), bool(jax.tree.leaves(params))
     near = near_keys(encoding, params, offset or 0)
     grid = Grid(
         encoding, mask, block, -(-num_tokens // block), heads, q.slots.segment is not None, biased and learned, near,
-        wide=near > 0 or "sink" in hooks_of(encoding), warps=4 if widest.shape[-1] <= 64 else 8, score=score,
+        wide=near > 0 or "sink" in defined_hooks(encoding), warps=4 if widest.shape[-1] <= 64 else 8, score=score,
     )  # fmt: skip
 
     def run(pairs: TileInputs) -> jax.Array:
         bias = slope = None
         if biased and (learned or (slope := _slope(grid, encoding, offset)) is None):
-            lowest = (offset or 0) - (grid.ahead + 1) * block  # one below those of the tiles, see `bias_tiles`
+            lowest = (offset or 0) - (grid.num_ahead + 1) * block  # one below those of the tiles, see `bias_tiles`
             distances = np.arange(lowest, lowest + (grid.diagonals + 1) * block)
             strip: Any = bias_strip(encoding, pairs.tables.params, distances)
             bias = jnp.maximum(at_least_float32(strip), LOWEST)
@@ -136,7 +136,7 @@ def kernel(pairs: TileInputs, *, in_order: bool = False, offset: int | None = No
         o = o.swapaxes(1, 2)
         return with_near(pairs, offset or 0, near, o, lse) if near else o
 
-    return in_one_block(pairs, run, otherwise)
+    return run_in_one_block(pairs, run, otherwise)
 
 
 def _slope(grid: Grid, encoding: Encoding, offset: int | None) -> jax.Array | None:
@@ -164,7 +164,7 @@ def _whole_blocks(side: Block, read: tuple[Any, Any], block: int) -> Block:
 
     def vectors(x: jax.Array) -> jax.Array:
         x = x.swapaxes(1, 2)
-        return _widened(jnp.pad(x, ((0, 0), (0, padding), (0, 0), (0, 0))) if padding else x)
+        return _widen(jnp.pad(x, ((0, 0), (0, padding), (0, 0), (0, 0))) if padding else x)
 
     def numbers(x: jax.Array, **how: Any) -> jax.Array:
         return jnp.pad(x, ((0, 0), (0, padding)), **how) if padding else x
@@ -180,7 +180,7 @@ def _whole_blocks(side: Block, read: tuple[Any, Any], block: int) -> Block:
     return Block(vectors_read._replace(token_bias=token_bias, features=by_score), slots, fixed=fixed)
 
 
-def _widened(x: jax.Array) -> jax.Array:
+def _widen(x: jax.Array) -> jax.Array:
     """Return x with zeros up to a power of two of channels."""
     channels = max(SMALLEST, _power_of_two(x.shape[-1]))
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, channels - x.shape[-1])]) if channels > x.shape[-1] else x

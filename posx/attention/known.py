@@ -15,7 +15,7 @@ import numpy as np
 FARTHEST_STEP = 2**24
 
 
-def check_positions(name: str, pos: Any, idx: Any, segment: Any) -> None:
+def check_known_positions(name: str, pos: Any, idx: Any, segment: Any) -> None:
     """Raise ValueError if positions are known to be of packed documents or of padding that nothing marks.
 
     Args:
@@ -49,7 +49,7 @@ def check_positions(name: str, pos: Any, idx: Any, segment: Any) -> None:
             "document would read another. Number packed documents: posx.Slots(pos, segment=...). If it is one "
             "document, give idx, the arrival orders."
         )
-    if (jumps := inside & ((steps > FARTHEST_STEP) | _before_a_plateau(steps))).any():
+    if (jumps := inside & ((steps > FARTHEST_STEP) | _enters_plateau(steps))).any():
         raise ValueError(
             f"{name} jumps {_step(rows, jumps)}, as padding does, but without idx every slot is a token that others "
             f"read. {mark} If the jump is meant, give idx, the arrival orders."
@@ -59,7 +59,7 @@ def check_positions(name: str, pos: Any, idx: Any, segment: Any) -> None:
 def check_orders(name: str, idx: Any, segment: Any) -> None:
     """Raise ValueError if two keys of one document are known to have one arrival order: they would see each other.
 
-    name: of the orders, for the message. idx, segment: [t] or [b, t], as in `check_positions`.
+    name: of the orders, for the message. idx, segment: [t] or [b, t], as in `check_known_positions`.
     """
     if not isinstance(idx, np.ndarray) or not isinstance(segment, np.ndarray | None) or not idx.size:
         return
@@ -68,9 +68,9 @@ def check_orders(name: str, idx: Any, segment: Any) -> None:
     if ((keys[:, 1:] > np.maximum.accumulate(keys, axis=-1)[:, :-1]) | ~filled[:, 1:]).all():
         return  # they grow, as nearly always
     for row, tokens in zip(keys, filled, strict=True):
-        found, counts = np.unique(row[tokens], return_counts=True)
+        orders, counts = np.unique(row[tokens], return_counts=True)
         if (counts > 1).any():
-            number = int(found[counts.argmax()]) & (2**32 - 1)
+            number = int(orders[counts.argmax()]) & (2**32 - 1)
             raise ValueError(
                 f"{name} is {number} in {counts.max()} slots of one document, which would see each other. Number the "
                 "tokens of a document 0, 1, 2, ... in order of arrival. Number packed documents: "
@@ -87,13 +87,13 @@ def _documents(pos: np.ndarray, segment: np.ndarray) -> tuple[np.ndarray, Any]:
     return pos, segment[:, 1:] == segment[:, :-1]
 
 
-def _before_a_plateau(steps: np.ndarray) -> np.ndarray:
+def _enters_plateau(steps: np.ndarray) -> np.ndarray:
     """Return which of steps [b, t - 1] leads over more tokens than the row has to one position until its end."""
     stays = np.logical_and.accumulate(steps[:, ::-1] == 0, axis=-1)[:, ::-1]
-    found = steps > steps.shape[1] + 1
-    found[:, -1:] = False
-    found[:, :-1] &= stays[:, 1:]
-    return found
+    enters = steps > steps.shape[1] + 1
+    enters[:, -1:] = False
+    enters[:, :-1] &= stays[:, 1:]
+    return enters
 
 
 def _step(rows: np.ndarray, steps: np.ndarray) -> str:

@@ -21,19 +21,19 @@ import jax
 import jax.numpy as jnp
 
 from posx.attention.masks import Mask
-from posx.attention.plan import Plan, joined, split_into_blocks, tabulate
+from posx.attention.plan import Plan, join_blocks, split_into_blocks, tabulate
 from posx.attention.tiles import (
     Block,
     SharedArrays,
     TileInputs,
     Tokens,
-    adjusted,
-    hidden,
-    inside_scale,
+    adjust_scores,
+    distance_products,
+    hide_pairs,
     products,
+    sum_values,
     value_terms,
     visible_pairs,
-    weighted,
 )
 from posx.contract import Encoding, Params, distance_terms
 
@@ -83,7 +83,7 @@ def with_near(pairs: TileInputs, offset: int, near: int, o: jax.Array, lse: jax.
     far = split_into_blocks(Block(Tokens(lse[..., None], o), pairs.q.slots), size).tokens
     k = _with_previous(k._replace(tokens=Tokens(k.tokens.mapped, k.tokens.values, token_bias=k.tokens.token_bias)))
     tile = functools.partial(_tile, pairs._replace(tables=tables), near)
-    return joined(jax.vmap(tile)(q, k, far))[:, :, : pairs.sizes[0]]
+    return join_blocks(jax.vmap(tile)(q, k, far))[:, :, : pairs.sizes[0]]
 
 
 def _with_previous(k: Block) -> Block:
@@ -109,10 +109,10 @@ def _tile(call: TileInputs, near: int, q: Block, k: Block, far: Tokens) -> jax.A
     pairs = TileInputs(encoding, mask, tables, q, k)
     visible = visible_pairs(mask, q.slots, k.slots) & (q.slots.idx[:, :, None] - k.slots.idx[:, None] < near)
     s = products(q.tokens.mapped, k.tokens.mapped)
-    s = hidden(adjusted(pairs, s, visible), visible, masked=True)
+    s = hide_pairs(adjust_scores(pairs, s, visible), visible, masked=True)
     one = k._replace(slots=jax.tree.map(lambda x: x[:, :1], k.slots))  # terms by distance read no more of keys
     beyond = pairs._replace(tables=_far(tables), k=one)
-    entries = [s, sum(inside_scale(beyond), start=far.mapped)]
+    entries = [s, sum(distance_products(beyond), start=far.mapped)]
     if tables.sink is not None:
         entries += [jnp.broadcast_to(tables.sink[None, :, None, None], far.mapped.shape)]
     tops = (x.max(axis=-1, keepdims=True) for x in entries)
@@ -121,7 +121,7 @@ def _tile(call: TileInputs, near: int, q: Block, k: Block, far: Tokens) -> jax.A
     total = sum(sink, start=p.sum(axis=-1, keepdims=True) + p_far)
     w, w_far = p / total, p_far / total
     extra = (value_terms(pairs, w), value_terms(beyond, w_far))
-    return sum((x for x in extra if x is not None), start=weighted(w, k.tokens.values) + w_far * far.values)
+    return sum((x for x in extra if x is not None), start=sum_values(w, k.tokens.values) + w_far * far.values)
 
 
 def _far(tables: SharedArrays) -> SharedArrays:

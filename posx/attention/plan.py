@@ -17,8 +17,8 @@ from posx.attention.arguments import Slots
 from posx.attention.cpu import materialize
 from posx.attention.masks import Mask
 from posx.attention.tiles import Block, SharedArrays, TileInputs, Tokens, bias_strip, scaled_terms, sinks, visible_pairs
-from posx.contract import HOOKS, ByDistance, Encoding, at_least_float32, hooks_of
-from posx.machine.platforms import on_cpu
+from posx.contract import HOOKS, ByDistance, Encoding, at_least_float32, defined_hooks
+from posx.machine.platforms import is_on_cpu
 
 #: Keys from which on an encoding that fades skips tiles, on CPUs. At shorter lengths one head after the other costs
 #: more than skipping saves, and it would leave larger machines idle.
@@ -89,7 +89,7 @@ def make_plan(
     """
     encoding, mask, (params, *_), q, k = pairs
     (b, h), groups, (num_queries, num_keys) = q.tokens.mapped.shape[:2], k.tokens.mapped.shape[1], pairs.sizes
-    skip, vectors, hooks, cpu = tiling.skip, bool(terms - {"bias"}), hooks_of(encoding), on_cpu()
+    skip, vectors, hooks, cpu = tiling.skip, bool(terms - {"bias"}), defined_hooks(encoding), is_on_cpu()
     if skip is None:
         skip = encoding.fades and num_keys >= SKIP_FROM and cpu
     # Queries must see themselves. A `bias` of both positions has no bound.
@@ -122,9 +122,9 @@ def make_plan(
 
 def whole_rows(pairs: TileInputs, in_order: bool, tiling: Tiling, devices: int) -> bool:
     """Return whether tiles are whole rows: `score` reads them, or an accelerator has the memory for them."""
-    if pairs.encoding.tiling != "any" or on_cpu():
+    if pairs.encoding.tiling != "any" or is_on_cpu():
         return pairs.encoding.tiling != "any"
-    (b, h), by_score = pairs.q.tokens.mapped.shape[:2], "score" in hooks_of(pairs.encoding)
+    (b, h), by_score = pairs.q.tokens.mapped.shape[:2], "score" in defined_hooks(pairs.encoding)
     causal = in_order and pairs.mask.causal and not pairs.mask.window
     return causal and tiling == Tiling() and devices == 1 and queries_in_rows(b * h, pairs.sizes[1], by_score) > 0
 
@@ -180,7 +180,7 @@ def tabulate(plan: Plan, pairs: TileInputs, terms: set[str]) -> SharedArrays:
             heads_first = jax.tree.map(lambda x: x.swapaxes(0, 1), vectors)
             strips = materialize(ByDistance(None, scaled, *heads_first))._replace(bias=strips.bias)
     in_tiles = IN_TILES if strips is not None else IN_TILES | {"by_distance"}
-    return SharedArrays(params if hooks_of(encoding) & in_tiles else {}, strips, sinks(pairs))
+    return SharedArrays(params if defined_hooks(encoding) & in_tiles else {}, strips, sinks(pairs))
 
 
 def split_into_blocks(side: Block, block: int) -> Block:
@@ -202,13 +202,13 @@ def split_into_blocks(side: Block, block: int) -> Block:
     return Block(vectors._replace(features=features), where, jnp.arange(where.idx.shape[0]))
 
 
-def joined(x: jax.Array) -> jax.Array:
+def join_blocks(x: jax.Array) -> jax.Array:
     """Return [b, h, n * block, d] of [n, b, h, block, d]."""
     n, b, h, block, d = x.shape
     return jnp.moveaxis(x, 0, 2).reshape(b, h, n * block, d)
 
 
-def past_tiles(plan: Plan, i: Any, last: Any, nearest: Any) -> list[tuple[Any, Any, bool]]:
+def earlier_tiles(plan: Plan, i: Any, last: Any, nearest: Any) -> list[tuple[Any, Any, bool]]:
     """Return the ranges [first, end) of the key blocks before `last`, and whether their tiles are beyond `plan.reach`.
 
     Args:
@@ -223,11 +223,11 @@ def past_tiles(plan: Plan, i: Any, last: Any, nearest: Any) -> list[tuple[Any, A
     return [(0, near, True), (near, last, False)]
 
 
-def over_visible_tiles(plan: Plan, q: Block, k_slots: Slots, visit: Callable, carry: Any) -> Any:
+def visit_visible_tiles(plan: Plan, q: Block, k_slots: Slots, visit: Callable, carry: Any) -> Any:
     """Call `visit(j, carry, masked)` for the key blocks j that show a query block any pair, in order."""
 
     def look(j: Any, carry: Any) -> Any:
-        visible = visible_pairs(plan.mask, q.slots, block_at(k_slots, j))
+        visible = visible_pairs(plan.mask, q.slots, take_block(k_slots, j))
         return jax.lax.cond(visible.any(), functools.partial(visit, j, masked=True), lambda carry: carry, carry)
 
     if plan.key_blocks == 1:
@@ -237,7 +237,7 @@ def over_visible_tiles(plan: Plan, q: Block, k_slots: Slots, visit: Callable, ca
     return jax.lax.fori_loop(0, end, look, carry)
 
 
-def block_at(tree: Any, j: Any) -> Any:
+def take_block(tree: Any, j: Any) -> Any:
     """Return block j of arrays [n, ...]. Not x[j]: the gradient of an index is a scatter, that of a slice an update."""
     return jax.tree.map(functools.partial(jax.lax.dynamic_index_in_dim, index=j, keepdims=False), tree)
 
@@ -247,11 +247,11 @@ def first_row(plan: Plan, i: Any, j: Any, far: bool) -> Any:
     return 0 if far else (plan.query_blocks - 1 - i) * plan.query_block + (plan.far or j * plan.key_block)
 
 
-def tile_at(plan: Plan, tables: SharedArrays, q: Block, k: Block, j: Any, far: bool) -> TileInputs:
+def take_tile(plan: Plan, tables: SharedArrays, q: Block, k: Block, j: Any, far: bool) -> TileInputs:
     """Return the tile of a query block and key block j of all, with its part of the strips."""
     start, length = first_row(plan, q.number, j, far), 1 if far else plan.query_block + plan.key_block - plan.far
     part = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=length, axis=1)
-    tables, k = SharedArrays(tables.params, jax.tree.map(part, tables.strips)), block_at(k._replace(number=None), j)
+    tables, k = SharedArrays(tables.params, jax.tree.map(part, tables.strips)), take_block(k._replace(number=None), j)
     return TileInputs(plan.encoding, plan.mask, tables, q, k)
 
 

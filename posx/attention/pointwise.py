@@ -25,9 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
-from posx.attention.programs import CUSTOM, ELEMENTWISE, SHAPES, Program, Step, program_of, rules_of, run_on_pairs
-from posx.attention.tiles import TileInputs, over_batch, tile_of, tokens_first
-from posx.contract import Encoding, Params, Tile, hooks_of, wide_dtype
+from posx.attention.programs import CUSTOM, ELEMENTWISE, SHAPES, Program, Step, run_on_pairs, trace_program, trace_rules
+from posx.attention.tiles import TileInputs, make_tile, map_batch, score_tile
+from posx.contract import Encoding, Params, Tile, defined_hooks, wide_dtype
 
 Struct = jax.ShapeDtypeStruct
 #: Bits of the dependence of a value: on queries, on keys, on arrays that get gradients, on the mask.
@@ -49,7 +49,7 @@ class Pointwise:
       reads: of queries and of keys, the places of numbers that get gradients, and of the others. A number that no token
         has counts as one of queries, and as one of keys without a gradient.
       scalars: the values that depend on nothing, by place.
-      rules: what `rules_of` returns, by step.
+      rules: what `trace_rules` returns, by step.
     """
 
     program: Program
@@ -69,13 +69,13 @@ class Pointwise:
         (h, *tokens), counts = self.sizes, (tile.q_pos.shape[0], tile.k_pos.shape[0])
         s: Any = Struct((tile.q.shape[1], *counts), self.program.avals[self.s].dtype)
         visible: Any = Struct(counts, jnp.bool_)
-        program = program_of(encoding.score, params, s, tile._replace(visible=visible))
+        program = trace_program(encoding.score, params, s, tile._replace(visible=visible))
         if program.outline != self.program.outline:
             raise ValueError(f"{type(encoding).__name__}.score has other steps for {counts[0]} tokens than for fewer.")
         values = program.constants | dict(enumerate(jax.tree.leaves((params, s, tile))))
         for step in (program.steps[n] for n in self.outside):
-            found = step.run([x.val if isinstance(x, Literal) else values[x] for x in step.inputs])
-            values.update(zip(step.outputs, found, strict=True))
+            results = step.run([x.val if isinstance(x, Literal) else values[x] for x in step.inputs])
+            values.update(zip(step.outputs, results, strict=True))
 
         def number(place: int, count: int) -> jax.Array:
             x, shape = jnp.asarray(values[place]), self.program.avals[place].shape
@@ -86,7 +86,7 @@ class Pointwise:
         sides = zip(self.reads, counts, strict=True)
         return tuple(tuple(tuple(number(x, count) for x in part) for part in side) for side, count in sides)
 
-    def on_pairs(self, q: Any, k: Any, s: jax.Array, by_keys: bool) -> jax.Array:
+    def score_pairs(self, q: Any, k: Any, s: jax.Array, by_keys: bool) -> jax.Array:
         """Return the score [1, 1, q, k] of one head, from its numbers [1, t] and what s is before it.
 
         by_keys: pairs have keys first, as products that are made so. On a GPU all else would compute them twice.
@@ -104,8 +104,8 @@ class Pointwise:
                 x = x.reshape(-1).astype(avals[place].dtype)
                 values[place] = jax.lax.broadcast_in_dim(x, s_pairs.shape, (side ^ by_keys,))
         run_on_pairs(self.program, self.pairs, values, s_pairs.shape, self.rules)
-        found = jnp.broadcast_to(values[self.program.results[0]], s_pairs.shape)
-        return pairs(found.astype(s.dtype)).reshape(s.shape)
+        score = jnp.broadcast_to(values[self.program.results[0]], s_pairs.shape)
+        return pairs(score.astype(s.dtype)).reshape(s.shape)
 
 
 def pointwise(encoding: Encoding, params: Params, tile: Tile) -> Pointwise | str:
@@ -131,33 +131,33 @@ def pointwise(encoding: Encoding, params: Params, tile: Tile) -> Pointwise | str
     return _pointwise(encoding, tuple(leaves), tree)
 
 
-def shapes_of(pairs: TileInputs) -> Tile:
+def score_shapes(pairs: TileInputs) -> Tile:
     """Return the shapes of what `score` is given of one sequence in a whole call, mapped_q alone if it does not act."""
 
     def one() -> Tile:
-        if "score" not in hooks_of(pairs.encoding):
+        if "score" not in defined_hooks(pairs.encoding):
             return Tile._make([None] * len(Tile._fields))._replace(mapped_q=pairs.q.tokens.mapped[0].swapaxes(0, 1))
-        return tokens_first(jax.tree.map(lambda x: x[0], tile_of(pairs)))
+        return score_tile(jax.tree.map(lambda x: x[0], make_tile(pairs)))
 
     return jax.eval_shape(one)
 
 
-def score_of(pairs: TileInputs, tile: Tile) -> tuple[Any, Any]:
+def pointwise_score(pairs: TileInputs, tile: Tile) -> tuple[Any, Any]:
     """Return the score of a whole call for the kernel, and its numbers [b or 1, h or 1, t], see `Pointwise.numbers`.
 
-    Both are empty if `score` does not act. tile: what `shapes_of` returns.
+    Both are empty if `score` does not act. tile: what `score_shapes` returns.
     """
     encoding, _, (params, *_), *_ = pairs
-    if "score" not in hooks_of(encoding):
+    if "score" not in defined_hooks(encoding):
         return None, [(None, None)] * 2
     score: Any = pointwise(encoding, params, tile)
-    return score, over_batch(lambda one: score.numbers(encoding, params, tokens_first(one)), tile_of(pairs))
+    return score, map_batch(lambda one: score.numbers(encoding, params, score_tile(one)), make_tile(pairs))
 
 
 @functools.lru_cache(maxsize=1024)
 def _pointwise(encoding: Encoding, leaves: tuple[Any, ...], tree: Any) -> Pointwise | str:
     params, s, tile = tree.unflatten(leaves)
-    program, place = program_of(encoding.score, params, s, tile), len(jax.tree.leaves(params))
+    program, place = trace_program(encoding.score, params, s, tile), len(jax.tree.leaves(params))
     levels = [LEARNED] * place + [PAIRS | LEARNED]
     levels += [level for x, level in zip(tile, OF_TILE, strict=True) for _ in jax.tree.leaves(x)]
     levels = _levels(program, s.shape, levels)
@@ -165,16 +165,19 @@ def _pointwise(encoding: Encoding, leaves: tuple[Any, ...], tree: Any) -> Pointw
     for n, step in reversed(list(enumerate(program.steps))):
         if needed.intersection(step.outputs):
             needed.update(step.places)
-            (pairs if _of_pairs(levels[step.outputs[0]]) else outside).insert(0, n)
-    scalars, rules = _scalars(program, levels), {n: rules_of(program.steps[n]) for n in pairs if _is_custom(program, n)}
+            (pairs if _varies_by_pair(levels[step.outputs[0]]) else outside).insert(0, n)
+    scalars, rules = (
+        _scalars(program, levels),
+        {n: trace_rules(program.steps[n]) for n in pairs if _is_custom(program, n)},
+    )
     made, read = {place}, dict[int, None]()
     for n in pairs:
         step = program.steps[n]
-        if why := _refused(program, step, s.shape, rules.get(n)):
+        if why := _step_refusal(program, step, s.shape, rules.get(n)):
             return why
         read |= dict.fromkeys(x for x in step.places if x not in scalars.keys() | made)
         made.update(step.outputs)
-    if unmade := [x for x in (*read, *program.results) if _of_pairs(levels[x]) and x not in made]:
+    if unmade := [x for x in (*read, *program.results) if _varies_by_pair(levels[x]) and x not in made]:
         return "reads tile.visible" if levels[unmade[0]] & MASK else "holds an array of all pairs"
     reads: tuple[tuple[list[int], list[int]], ...] = ([], []), ([], [])
     for x in read:
@@ -185,7 +188,7 @@ def _pointwise(encoding: Encoding, leaves: tuple[Any, ...], tree: Any) -> Pointw
     return Pointwise(program, s.shape, place, outside, pairs, reads, scalars, rules)
 
 
-def _of_pairs(level: int) -> bool:
+def _varies_by_pair(level: int) -> bool:
     return level & PAIRS == PAIRS
 
 
@@ -206,18 +209,18 @@ def _levels(program: Program, sizes: tuple[int, int, int], given: list[int]) -> 
 
 def _scalars(program: Program, levels: list[int]) -> dict[int, Any]:
     """Return the scalars that depend on nothing, by place."""
-    found = {place: x for place, x in program.constants.items() if not np.shape(x)}
+    scalars = {place: x for place, x in program.constants.items() if not np.shape(x)}
     for step in program.steps:
         scalar = not any(levels[x] or program.avals[x].shape for x in step.outputs)
-        if scalar and found.keys() >= set(step.places):
+        if scalar and scalars.keys() >= set(step.places):
             with jax.ensure_compile_time_eval():
-                made = step.run([x.val if isinstance(x, Literal) else found[x] for x in step.inputs])
-            found |= zip(step.outputs, (np.asarray(x)[()] for x in made), strict=True)
-    return found
+                made = step.run([x.val if isinstance(x, Literal) else scalars[x] for x in step.inputs])
+            scalars |= zip(step.outputs, (np.asarray(x)[()] for x in made), strict=True)
+    return scalars
 
 
-def _refused(program: Program, step: Step, sizes: tuple[int, int, int], rules: Any) -> str | None:
-    """Return why the kernel cannot run a step for each pair alone, None if it can. rules: see `rules_of`."""
+def _step_refusal(program: Program, step: Step, sizes: tuple[int, int, int], rules: Any) -> str | None:
+    """Return why the kernel cannot run a step for each pair alone, None if it can. rules: see `trace_rules`."""
     inner = [x for own in rules or () for x in own.steps]
     names = [x.name for x in inner] if rules else [step.name]
     if other := [name for name in names if name not in ELEMENTWISE | SHAPES]:

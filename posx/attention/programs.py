@@ -43,8 +43,8 @@ class Step(NamedTuple):
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         primitive = self.eqn.primitive
-        found = primitive.bind(*inputs, **primitive.get_bind_params(self.eqn.params))
-        return list(found) if primitive.multiple_results else [found]
+        results = primitive.bind(*inputs, **primitive.get_bind_params(self.eqn.params))
+        return list(results) if primitive.multiple_results else [results]
 
 
 class Program(NamedTuple):
@@ -61,44 +61,44 @@ class Program(NamedTuple):
         return [(step.name, step.places, step.outputs) for step in self.steps]
 
 
-def program_of(function: Callable[..., Any], *arguments: Any, calls: dict[str, str] = CALLS) -> Program:
+def trace_program(function: Callable[..., Any], *arguments: Any, calls: dict[str, str] = CALLS) -> Program:
     """Return the program of a function of arrays or shapes. calls: those that are inlined, see CALLS."""
-    found = Program([], {}, [], [])
+    program = Program([], {}, [], [])
 
     def new(var: Any) -> int:
-        found.avals.append(var.aval)
-        return len(found.avals) - 1
+        program.avals.append(var.aval)
+        return len(program.avals) - 1
 
-    def inlined(closed: Any, inputs: Sequence[Any]) -> list[Any]:
+    def inline(closed: Any, inputs: Sequence[Any]) -> list[Any]:
         jaxpr = closed.jaxpr
         places = dict(zip(jaxpr.invars, inputs, strict=True)) | {var: new(var) for var in jaxpr.constvars}
-        found.constants.update((places[var], x) for var, x in zip(jaxpr.constvars, closed.consts, strict=True))
+        program.constants.update((places[var], x) for var, x in zip(jaxpr.constvars, closed.consts, strict=True))
 
         def read(atoms: Any) -> list[Any]:
             return [x if isinstance(x, Literal) else places[x] for x in atoms]
 
         for eqn in jaxpr.eqns:
             if inner := eqn.params.get(calls.get(eqn.primitive.name)):
-                outputs = inlined(inner, read(eqn.invars))
+                outputs = inline(inner, read(eqn.invars))
             else:
                 outputs = [new(var) for var in eqn.outvars]
-                found.steps.append(Step(eqn, tuple(read(eqn.invars)), tuple(outputs)))
+                program.steps.append(Step(eqn, tuple(read(eqn.invars)), tuple(outputs)))
             places.update(zip(eqn.outvars, outputs, strict=True))
         return read(jaxpr.outvars)
 
     closed = jax.make_jaxpr(function)(*arguments)
-    found.results.extend(inlined(closed, [new(var) for var in closed.jaxpr.invars]))
-    return found
+    program.results.extend(inline(closed, [new(var) for var in closed.jaxpr.invars]))
+    return program
 
 
-def rules_of(step: Step) -> tuple[Program, Program]:
+def trace_rules(step: Step) -> tuple[Program, Program]:
     """Return the program of a custom call, and that of (results, tangents) of arguments and their tangents.
 
     Neither is differentiated, so custom calls in them are inlined.
     """
     avals: Any = [x.aval for x in step.eqn.invars]
     avals = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
-    inlined = functools.partial(program_of, calls=CALLS | {CUSTOM: "call_jaxpr"})
+    inlined = functools.partial(trace_program, calls=CALLS | {CUSTOM: "call_jaxpr"})
 
     def both(*arguments: Any) -> Any:
         return jax.jvp(lambda *x: step.run(x), arguments[: len(avals)], arguments[len(avals) :])
@@ -111,17 +111,17 @@ def run_on_pairs(
 ) -> None:
     """Add the results of steps to values by place, for one head and `shape` = (q, k) pairs.
 
-    Each step is in ELEMENTWISE or SHAPES, or in `rules` with what `rules_of` returns. An axis in the program is one of
-    heads, queries, keys, or 1. So values need no others than [q or 1, k or 1], and no step that moves axes.
+    Each step is in ELEMENTWISE or SHAPES, or in `rules` with what `trace_rules` returns. An axis in the program is one
+    of heads, queries, keys, or 1. So values need no others than [q or 1, k or 1], and no step that moves axes.
     """
     for n in steps:
         step = program.steps[n]
         inputs = [literal(x) if isinstance(x, Literal) else values[x] for x in step.inputs]
         if n in rules:
-            found = custom_call(rules[n], shape, inputs)
+            results = custom_call(rules[n], shape, inputs)
         else:
-            found = inputs[:1] if step.name in SHAPES else step.run([jnp.broadcast_to(x, shape) for x in inputs])
-        values.update(zip(step.outputs, found, strict=True))
+            results = inputs[:1] if step.name in SHAPES else step.run([jnp.broadcast_to(x, shape) for x in inputs])
+        values.update(zip(step.outputs, results, strict=True))
 
 
 def literal(x: Literal) -> Any:
@@ -136,8 +136,8 @@ def custom_call(rules: tuple[Program, Program], shape: tuple[int, ...], inputs: 
 
 @custom_call.defjvp
 def _(rules: tuple[Program, Program], shape: tuple[int, ...], inputs: Any, tangents: Any) -> Any:
-    found = _results(rules[1], shape, [*inputs[0], *tangents[0]])
-    return found[: len(found) // 2], found[len(found) // 2 :]
+    results = _results(rules[1], shape, [*inputs[0], *tangents[0]])
+    return results[: len(results) // 2], results[len(results) // 2 :]
 
 
 def _results(program: Program, shape: tuple[int, ...], inputs: list[Any]) -> list[Any]:

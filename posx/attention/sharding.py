@@ -52,7 +52,7 @@ def block_devices(num_sequences: int, num_key_heads: int) -> int:
     return 1 if head_axis(num_sequences, num_key_heads) == DATA else devices
 
 
-def over_sequences(function: Callable[..., jax.Array], whole: Any, *rows: Any, axis: str = DATA) -> jax.Array:
+def map_sequences(function: Callable[..., jax.Array], whole: Any, *rows: Any, axis: str = DATA) -> jax.Array:
     """Call function(whole, *rows) on each device's shard; the first axis of its result is sharded as the rows are.
 
     Args:
@@ -64,10 +64,10 @@ def over_sequences(function: Callable[..., jax.Array], whole: Any, *rows: Any, a
     """
     b = max(x.shape[0] for x in jax.tree.leaves(rows))
     specs = jax.tree.map(lambda x: PartitionSpec(axis if x.shape[0] == b else None), rows)
-    return _over(axis, function, (PartitionSpec(), *specs))(whole, *rows)
+    return _map_shards(axis, function, (PartitionSpec(), *specs))(whole, *rows)
 
 
-def over_blocks(function: Callable[..., jax.Array], tables: Any, blocks: Any, whole: Any) -> jax.Array:
+def map_blocks(function: Callable[..., jax.Array], tables: Any, blocks: Any, whole: Any) -> jax.Array:
     """Call function(tables, blocks, whole) on each device's blocks, a tree of arrays [n, ...]; its result is [n, ...].
 
     The number of blocks must be a multiple of twice the number of devices. The blocks form two runs for each device.
@@ -76,13 +76,13 @@ def over_blocks(function: Callable[..., jax.Array], tables: Any, blocks: Any, wh
     devices = _size(DATA)
 
     def each(shared: Any, blocks: Any) -> jax.Array:
-        blocks = jax.tree.map(lambda x: _exchanged(x, devices), blocks)
-        return _exchanged(function(shared[0], blocks, shared[1]), devices, back=True)
+        blocks = jax.tree.map(lambda x: _exchange_runs(x, devices), blocks)
+        return _exchange_runs(function(shared[0], blocks, shared[1]), devices, back=True)
 
-    return _over(DATA, each, (PartitionSpec(), PartitionSpec(DATA)))((tables, whole), blocks)
+    return _map_shards(DATA, each, (PartitionSpec(), PartitionSpec(DATA)))((tables, whole), blocks)
 
 
-def _over(axis: str, function: Callable, in_specs: Any) -> Callable:
+def _map_shards(axis: str, function: Callable, in_specs: Any) -> Callable:
     """Map `function` over the shards along `axis`. XLA keeps the sharding over all other axes."""
     return jax.shard_map(function, in_specs=in_specs, out_specs=PartitionSpec(axis), axis_names={axis}, check_vma=False)
 
@@ -95,7 +95,7 @@ def shard(x: jax.Array, axis: int = 0, over: str | None = DATA) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, spec)
 
 
-def _exchanged(x: jax.Array, devices: int, back: bool = False) -> jax.Array:
+def _exchange_runs(x: jax.Array, devices: int, back: bool = False) -> jax.Array:
     """Exchange runs 2i and 2i + 1, device i's shard x [n, ...], for the runs i and 2 * devices - 1 - i; or back.
 
     Devices send runs to each other, because XLA would gather all of x on each device. Every device receives one even
@@ -103,16 +103,16 @@ def _exchanged(x: jax.Array, devices: int, back: bool = False) -> jax.Array:
     """
     is_even = jax.lax.axis_index(DATA) % 2 == 0
 
-    def ordered(first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def order_runs(first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jnp.where(is_even, first, second), jnp.where(is_even, second, first)
 
-    def sent(part: jax.Array, odd: int) -> jax.Array:
+    def send_part(part: jax.Array, odd: int) -> jax.Array:
         runs = [2 * device + odd for device in range(devices)]
         pairs = [(device, min(n, 2 * devices - 1 - n)) for device, n in enumerate(runs)]
         return jax.lax.ppermute(part, DATA, [pair[::-1] for pair in pairs] if back else pairs)
 
     first, second = jnp.split(x, 2)
     if back:
-        even, odd = ordered(first, second)
-        return jnp.concatenate([sent(even, 0), sent(odd, 1)])
-    return jnp.concatenate(ordered(sent(first, 0), sent(second, 1)))
+        even, odd = order_runs(first, second)
+        return jnp.concatenate([send_part(even, 0), send_part(odd, 1)])
+    return jnp.concatenate(order_runs(send_part(first, 0), send_part(second, 1)))

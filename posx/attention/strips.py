@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from posx.attention.cpu import materialize, row_sums
-from posx.contract import rows_at, shifted_rows, wide_dtype
-from posx.machine.platforms import on_cpu
+from posx.contract import shifted_rows, table_rows, wide_dtype
+from posx.machine.platforms import is_on_cpu
 
 
 class Table(NamedTuple):
@@ -27,7 +27,7 @@ class Table(NamedTuple):
     factor: float
 
     def __call__(self, distance: jax.Array) -> jax.Array:
-        return rows_at(self.rows, distance).swapaxes(0, 1) * self.factor
+        return table_rows(self.rows, distance).swapaxes(0, 1) * self.factor
 
     def products(self, vectors: jax.Array, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
         """Return <vectors_i, term at pos_i - pos_j> [b, h, q, k]. Numbers are read by distance, and not vectors."""
@@ -35,7 +35,7 @@ class Table(NamedTuple):
         x = (vectors * jnp.asarray(self.factor, vectors.dtype)).reshape(b, self.rows.shape[0], -1, d)
         by_distance = jnp.einsum("bgqd,gnd->bgqn", x, self.rows.astype(x.dtype)).reshape(b * h * q, -1)
         distance = jnp.broadcast_to((q_pos[:, :, None] - k_pos[:, None, :])[:, None], (b, h, q, k))
-        return jax.vmap(functools.partial(rows_at, axis=0))(by_distance, distance.reshape(-1, k)).reshape(b, h, q, k)
+        return jax.vmap(functools.partial(table_rows, axis=0))(by_distance, distance.reshape(-1, k)).reshape(b, h, q, k)
 
 
 class Made(NamedTuple):
@@ -66,7 +66,7 @@ def unskew(w: jax.Array) -> jax.Array:
     On one CPU core a gather number by number took 2.6 times as long.
     """
     a, n = w.shape[-2:]
-    if not on_cpu():  # the same as a shift of flattened rows, which needs no gather
+    if not is_on_cpu():  # the same as a shift of flattened rows, which needs no gather
         flat = jnp.pad(w, [(0, 0)] * (w.ndim - 1) + [(0, a - 1)]).reshape(*w.shape[:-2], -1)
         return jnp.pad(flat, [(0, 0)] * (w.ndim - 2) + [(a - 1, 1)]).reshape(*w.shape[:-1], a + n)
     padded = materialize(jnp.pad(w, [(0, 0)] * (w.ndim - 1) + [(a, a)]))
@@ -87,7 +87,7 @@ def _toeplitz(strip: jax.Array, a: int) -> jax.Array:
 def _diagonal_sums(x: jax.Array) -> jax.Array:
     """Sum x [h, a, n] along diagonals to [h, a + n], on CPUs by adding rows in pairs, then pairs of pairs."""
     (a, n), shift = x.shape[-2:], 1
-    if not on_cpu():  # rows that are one longer move by one each when they are cut anew
+    if not is_on_cpu():  # rows that are one longer move by one each when they are cut anew
         flat = jnp.pad(jnp.flip(x, axis=-2), ((0, 0), (0, 0), (0, a))).reshape(-1, a * (n + a))
         return jnp.pad(flat[:, : a * (n + a - 1)].reshape(-1, a, n + a - 1).sum(axis=1), ((0, 0), (0, 1)))
     rows = 1 << (a - 1).bit_length()
@@ -106,7 +106,7 @@ def toeplitz(strip: jax.Array, a: int) -> jax.Array:
     return strip[:, :, None] if strip.shape[1] == 1 else materialize(_toeplitz(strip, a))
 
 
-def beyond(far: jax.Array, near: jax.Array, count: int, axis: int = -1) -> jax.Array:
+def prepend_far(far: jax.Array, near: jax.Array, count: int, axis: int = -1) -> jax.Array:
     """Return `near` after `count` columns, or rows, of `far`. It is a choice between arrays, which fuses."""
     axis %= near.ndim
     padded = jnp.pad(near, [(count if n == axis else 0, 0) for n in range(near.ndim)])
@@ -140,7 +140,7 @@ class _Fold:
     def rows(self, x: jax.Array) -> jax.Array:
         return self._split(x).reshape(self.strips, len(self.firsts), -1, x.shape[-1])
 
-    def shifted(self, weights: jax.Array) -> jax.Array:
+    def shift_weights(self, weights: jax.Array) -> jax.Array:
         """Return weights over pairs as rows over distances."""
         return unskew(self._split(weights)).reshape(self.strips, len(self.firsts), -1, self.size + self.n)
 
@@ -165,7 +165,7 @@ class _Fold:
 def strip_products(vectors: jax.Array, strip: jax.Array, n: int) -> jax.Array:
     """Return <vectors_i, strip at distance (i, j)> [b, h, a, n] of vectors [b, h, a, d]."""
     if strip.shape[1] == 1:
-        heads, wide = _for_heads(strip, vectors.shape[1]), wide_dtype(strip.dtype)
+        heads, wide = _repeat_heads(strip, vectors.shape[1]), wide_dtype(strip.dtype)
         same = jnp.einsum("bhad,hd->bha", vectors, heads, preferred_element_type=wide)
         return jnp.broadcast_to(same[..., None], (*same.shape, n))
     fold = _Fold(vectors.shape, strip.shape[0], n)
@@ -176,24 +176,24 @@ def strip_products(vectors: jax.Array, strip: jax.Array, n: int) -> jax.Array:
 @jax.custom_vjp
 def strip_sums(weights: jax.Array, strip: jax.Array) -> jax.Array:
     """Return sum_j weights_ij strip at distance (i, j) [b, h, a, d] of weights [b, h, a, n]."""
-    return _sums(strip, *_shifted(weights, strip))
+    return _sums(strip, *_shift_weights(weights, strip))
 
 
-def _for_heads(strip: jax.Array, num_heads: int) -> jax.Array:
+def _repeat_heads(strip: jax.Array, num_heads: int) -> jax.Array:
     return jnp.broadcast_to(strip[:, 0], (num_heads, strip.shape[2]))
 
 
-def _shifted(weights: jax.Array, strip: jax.Array) -> tuple[_Fold | None, jax.Array]:
+def _shift_weights(weights: jax.Array, strip: jax.Array) -> tuple[_Fold | None, jax.Array]:
     """Return the weights by distance, summed over all distances for a strip of one row."""
     if strip.shape[1] == 1:
         return None, row_sums(weights)
     fold = _Fold(weights.shape, strip.shape[0], weights.shape[-1])
-    return fold, materialize(fold.shifted(weights.astype(strip.dtype)))
+    return fold, materialize(fold.shift_weights(weights.astype(strip.dtype)))
 
 
 def _sums(strip: jax.Array, fold: _Fold | None, shifted: jax.Array) -> jax.Array:
     if fold is None:
-        return shifted[..., None] * _for_heads(strip, shifted.shape[1])[None, :, None].astype(shifted.dtype)
+        return shifted[..., None] * _repeat_heads(strip, shifted.shape[1])[None, :, None].astype(shifted.dtype)
     return fold.unsplit(jnp.matmul(shifted, fold.windows(strip), preferred_element_type=wide_dtype(strip.dtype)))
 
 
@@ -202,7 +202,7 @@ def _strip_gradient(vectors: jax.Array, shared: bool, fold: _Fold | None, shifte
     if fold is None:
         by_head = jnp.einsum("bhad,bha->hd", vectors.astype(shifted.dtype), shifted)
         return (by_head.sum(axis=0, keepdims=True) if shared else by_head)[:, None]
-    if not on_cpu():
+    if not is_on_cpu():
         operands = shifted, fold.rows(vectors)
         return fold.unwindows(
             jnp.einsum("sgrn,sgrd->sgnd", *operands, preferred_element_type=wide_dtype(shifted.dtype))
@@ -214,14 +214,14 @@ def _strip_gradient(vectors: jax.Array, shared: bool, fold: _Fold | None, shifte
 
 def _products_backward(n: int, saved: tuple[jax.Array, jax.Array], grad: jax.Array):
     vectors, strip = saved
-    shifted = _shifted(grad, strip)
+    shifted = _shift_weights(grad, strip)
     by_strip = _strip_gradient(vectors, strip.shape[0] == 1, *shifted)
     return _sums(strip, *shifted).astype(vectors.dtype), by_strip.astype(strip.dtype)
 
 
 def _sums_backward(saved: tuple[jax.Array, jax.Array], grad: jax.Array):
     weights, strip = saved
-    by_strip = _strip_gradient(grad, strip.shape[0] == 1, *_shifted(weights, strip))
+    by_strip = _strip_gradient(grad, strip.shape[0] == 1, *_shift_weights(weights, strip))
     return strip_products(grad, strip, weights.shape[-1]).astype(weights.dtype), by_strip.astype(strip.dtype)
 
 
@@ -229,63 +229,66 @@ strip_products.defvjp(lambda *given: (strip_products(*given), given[:2]), _produ
 strip_sums.defvjp(lambda *given: (strip_sums(*given), given), _sums_backward)
 
 
-def products(vectors: jax.Array, term: Term, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+def term_products(vectors: jax.Array, term: Term, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
     """Return <vectors_i, term at pos_i - pos_j> [b, h, q, k] of vectors [b, h, q, d] and pos [b or 1, t]."""
     if not callable(term):
         vectors, far = vectors.astype(term.dtype), far_columns(term, q_pos.shape[1], k_pos.shape[1])
         near = strip_products(vectors, term, k_pos.shape[1] - far)
-        return beyond(strip_products(vectors, term[:, :1], 1), near, far) if far else near
+        return prepend_far(strip_products(vectors, term[:, :1], 1), near, far) if far else near
     if isinstance(term, Table):
         return term.products(vectors, q_pos, k_pos)
 
-    def by_range(vectors: jax.Array) -> jax.Array:
+    def range_products(vectors: jax.Array) -> jax.Array:
         distances = lowest[:, None] + jnp.arange(length, dtype=lowest.dtype)[None, :]
-        found = _broadcast_rows(jax.vmap(term)(distances), vectors.shape)
+        rows = _broadcast_rows(jax.vmap(term)(distances), vectors.shape)
         index = q_pos[:, None, :, None] - k_pos[:, None, None, :] - lowest[:, None, None, None]
-        by_distance = jnp.einsum("bhqd,bhnd->bhqn", vectors, found)
+        by_distance = jnp.einsum("bhqd,bhnd->bhqn", vectors, rows)
         return jnp.take_along_axis(by_distance, jnp.broadcast_to(index, (*vectors.shape[:3], index.shape[3])), axis=3)
 
     if k_pos.shape[1] == 1:  # one distance for each vector: decoding, seen from the keys
-        found = _broadcast_rows(jax.vmap(term)(q_pos - k_pos), vectors.shape)
-        return row_sums(vectors * found)[..., None]
-    by_query, length = functools.partial(_by_query, "bhd", "bhk", term, q_pos, k_pos), q_pos.shape[1] + k_pos.shape[1]
+        rows = _broadcast_rows(jax.vmap(term)(q_pos - k_pos), vectors.shape)
+        return row_sums(vectors * rows)[..., None]
+    by_query, length = (
+        functools.partial(_query_products, "bhd", "bhk", term, q_pos, k_pos),
+        q_pos.shape[1] + k_pos.shape[1],
+    )
     if vectors.shape[2] == 1 or not jnp.issubdtype(q_pos.dtype, jnp.integer):
         return by_query(vectors)
     lowest = q_pos.min(axis=1) - k_pos.max(axis=1)
     fits = (q_pos.max(axis=1) - k_pos.min(axis=1) - lowest < length).all()
-    return jax.lax.cond(fits, by_range, by_query, vectors)
+    return jax.lax.cond(fits, range_products, by_query, vectors)
 
 
-def sums(weights: jax.Array, term: Term, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+def term_sums(weights: jax.Array, term: Term, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
     """Return sum_j weights_ij term at pos_i - pos_j [b, h, q, d] of weights [b, h, q, k] and pos [b or 1, t]."""
     if callable(term):
-        return _by_query("bhk", "bhd", term, q_pos, k_pos, weights)
+        return _query_products("bhk", "bhd", term, q_pos, k_pos, weights)
     far = far_columns(term, q_pos.shape[1], k_pos.shape[1])
     near = strip_sums(weights[..., far:], term)
     return near + strip_sums(weights[..., :far], term[:, :1]) if far else near
 
 
-def numbers(term: Term | Made, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+def term_numbers(term: Term | Made, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
     """Return the numbers of a term at pos_i - pos_j, [b or 1, h or 1, q, k], pos [b or 1, t]."""
     if isinstance(term, Made):
         return term.numbers[None]
     if not callable(term):
         near, far = toeplitz(term, q_pos.shape[1]), far_columns(term, q_pos.shape[1], k_pos.shape[1])
-        return (beyond(term[:, :1, None], near, far) if far else near)[None]
+        return (prepend_far(term[:, :1, None], near, far) if far else near)[None]
     one, b = term(jnp.zeros(1, q_pos.dtype)), max(q_pos.shape[0], k_pos.shape[0])
     with jax.default_matmul_precision("highest"):  # accelerators would round numbers as they round vectors
-        return products(jnp.ones((b, one.shape[1], q_pos.shape[1], 1), one.dtype), term, q_pos, k_pos)
+        return term_products(jnp.ones((b, one.shape[1], q_pos.shape[1], 1), one.dtype), term, q_pos, k_pos)
 
 
 def products_of_keys(vectors: jax.Array, term: Term, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
     """Return <vectors_j, term at pos_i - pos_j> [b, h, k, q] of vectors [b, h, k, d]: a strip is reversed."""
     if callable(term):
-        return products(vectors, lambda distance: term(-distance), k_pos, q_pos)
+        return term_products(vectors, lambda distance: term(-distance), k_pos, q_pos)
     far, vectors, back = far_columns(term, q_pos.shape[1], k_pos.shape[1]), vectors.astype(term.dtype), term
     if term.shape[1] > 1:  # its unread row is still last
         back = jnp.concatenate([jnp.flip(term[:, :-1], axis=1), term[:, -1:]], axis=1)
-    near = products(vectors[:, :, far:] if far else vectors, back, k_pos[:, far:] if far else k_pos, q_pos)
-    return beyond(strip_products(vectors, term[:, :1], 1), near, far, axis=2) if far else near
+    near = term_products(vectors[:, :, far:] if far else vectors, back, k_pos[:, far:] if far else k_pos, q_pos)
+    return prepend_far(strip_products(vectors, term[:, :1], 1), near, far, axis=2) if far else near
 
 
 def _broadcast_rows(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -293,7 +296,9 @@ def _broadcast_rows(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jnp.broadcast_to(rows.swapaxes(1, 2), (*shape[:2], rows.shape[1], rows.shape[3]))
 
 
-def _by_query(given: str, gives: str, term: Any, q_pos: jax.Array, k_pos: jax.Array, arrays: jax.Array) -> jax.Array:
+def _query_products(
+    given: str, gives: str, term: Any, q_pos: jax.Array, k_pos: jax.Array, arrays: jax.Array
+) -> jax.Array:
     """Return products of arrays with a term, query by query: [b, h, q, d] -> [b, h, q, k], or back.
 
     given, gives: the axes of one query, "bhd" and "bhk", or the reverse.
@@ -301,12 +306,12 @@ def _by_query(given: str, gives: str, term: Any, q_pos: jax.Array, k_pos: jax.Ar
 
     def one(query: tuple[jax.Array, jax.Array]) -> jax.Array:
         (x, pos), letters = query, "bhkd"
-        found = jax.vmap(term)(pos[:, None] - k_pos)
-        if found.shape[2] == 1:  # heads that share rows need one product together
-            letters, found = "bkd", jnp.broadcast_to(found[:, :, 0], (x.shape[0], found.shape[1], found.shape[3]))
+        rows = jax.vmap(term)(pos[:, None] - k_pos)
+        if rows.shape[2] == 1:  # heads that share rows need one product together
+            letters, rows = "bkd", jnp.broadcast_to(rows[:, :, 0], (x.shape[0], rows.shape[1], rows.shape[3]))
         else:
-            found = _broadcast_rows(found, x.shape)
-        return jnp.einsum(f"{given},{letters}->{gives}", x, found)
+            rows = _broadcast_rows(rows, x.shape)
+        return jnp.einsum(f"{given},{letters}->{gives}", x, rows)
 
     queries = jnp.moveaxis(arrays, 2, 0), q_pos.T
     if arrays.shape[2] == 1:

@@ -1,8 +1,8 @@
 """The formula for one tile, a rectangle of queries against keys: what every executor evaluates.
 
-The stages in order: `mapped_products` (decay.py); `with_terms` adds the biases and the terms by distance; `adjusted`
-also applies `score`; `hidden` masks. `sinks` adds an entry to each softmax. After it, `weighted` and `value_terms` make
-outputs.
+The stages in order: `mapped_products` (decay.py); `with_terms` adds the biases and the terms by distance;
+`adjust_scores` also applies `score`; `hide_pairs` masks. `sinks` adds an entry to each softmax. After it, `sum_values`
+and `value_terms` make outputs.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from posx.contract import (
     Tabulated,
     Tile,
     bias_by_distance,
+    defined_hooks,
     distance_terms,
-    hooks_of,
     wide_dtype,
 )
 from posx.machine.guard import barrier
-from posx.machine.platforms import on_cpu
+from posx.machine.platforms import is_on_cpu
 
 #: The score of an invisible pair: below every finite one, however low a bias may push those.
 INVISIBLE = -math.inf
@@ -97,7 +97,7 @@ class TileInputs(NamedTuple):
         return self.q.slots.idx.shape[1], self.k.slots.idx.shape[1]
 
 
-def over_batch(function: Callable[..., Any], *arrays: Any, in_turn: bool = False) -> Any:
+def map_batch(function: Callable[..., Any], *arrays: Any, in_turn: bool = False) -> Any:
     """Map `function` of one sequence over first axes, which are b, or 1 for what all sequences share.
 
     in_turn: in a loop.
@@ -116,13 +116,13 @@ def over_batch(function: Callable[..., Any], *arrays: Any, in_turn: bool = False
 
 def visible_pairs(mask: Mask, q: Slots, k: Slots) -> jax.Array:
     """Return bool [b or 1, q, k]: the mask by arrival order, and only within one document."""
-    seen = over_batch(mask.visible, q.idx, k.idx)
+    seen = map_batch(mask.visible, q.idx, k.idx)
     if q.segment is not None and k.segment is not None:
         seen &= q.segment[:, :, None] == k.segment[:, None, :]
     return seen
 
 
-def hidden(s: jax.Array, visible: jax.Array, masked: bool) -> jax.Array:
+def hide_pairs(s: jax.Array, visible: jax.Array, masked: bool) -> jax.Array:
     """Return scores [b, h, q, k] of a tile without its invisible pairs, if it is masked."""
     return jnp.where(visible[:, None], s, INVISIBLE) if masked else s
 
@@ -134,7 +134,7 @@ def products(q: jax.Array, k: jax.Array) -> jax.Array:
     return s.reshape(b, h, -1, k.shape[2])
 
 
-def weighted(w: jax.Array, v: jax.Array) -> jax.Array:
+def sum_values(w: jax.Array, v: jax.Array) -> jax.Array:
     """Return sum_j w_ij v_j, at least float32: w [b, h, q, k], v [b, g, k, d] -> [b, h, q, d]."""
     b, h, q, k = w.shape
     w = w.reshape(b, v.shape[1], -1, k).astype(v.dtype)
@@ -151,30 +151,30 @@ def times(x: jax.Array, factor: jax.Array | None) -> jax.Array:
     return x if factor is None else x * factor
 
 
-def finite(term: jax.Array | None) -> jax.Array | None:
+def finite_term(term: jax.Array | None) -> jax.Array | None:
     """Return a term of scores with a very low number for -inf: it masks a pair if the query sees another one."""
     return None if term is None else jnp.maximum(term, jnp.finfo(term.dtype).min / 2)
 
 
 def with_terms(pairs: TileInputs, s: jax.Array) -> jax.Array:
     """Return products s [b, h, q, k] plus the biases and the terms by distance: all that `score` is given."""
-    for term in list(_added(pairs)):
+    for term in list(_added_terms(pairs)):
         term = term.astype(s.dtype)
         shared = term.shape[0] == 1 and term.shape[1:] == s.shape[1:]
         s = plus_shared(s, term) if shared else s + term
     return s
 
 
-def _added(pairs: TileInputs) -> Iterator[jax.Array]:
+def _added_terms(pairs: TileInputs) -> Iterator[jax.Array]:
     """Yield the biases, then the terms by distance inside the scale: each is [b or 1, h or 1, q, k]."""
     params, table, _ = pairs.tables
     yield from _position_biases(pairs.encoding, params, *pairs.pos, table)
-    if "token_bias" in hooks_of(pairs.encoding):
-        yield between(pairs.q.tokens.token_bias, pairs.k.tokens.token_bias)
-    yield from inside_scale(pairs)
+    if "token_bias" in defined_hooks(pairs.encoding):
+        yield bias_difference(pairs.q.tokens.token_bias, pairs.k.tokens.token_bias)
+    yield from distance_products(pairs)
 
 
-def inside_scale(pairs: TileInputs) -> Iterator[jax.Array]:
+def distance_products(pairs: TileInputs) -> Iterator[jax.Array]:
     """Yield factor_i / sqrt(d) times <q_i, query_r>, <k_j, key_r> and scaled_r, each [b or 1, h or 1, q, k].
 
     The root is in the terms by distance, of which there are the fewest.
@@ -183,16 +183,16 @@ def inside_scale(pairs: TileInputs) -> Iterator[jax.Array]:
         return
     q, k, dtype = pairs.q.tokens, pairs.k.tokens, wide_dtype(pairs.q.tokens.mapped.dtype)
     if "query" in terms:
-        yield strips.products(times(q.vectors.astype(dtype), q.factor), terms["query"], *pairs.pos)
+        yield strips.term_products(times(q.vectors.astype(dtype), q.factor), terms["query"], *pairs.pos)
     if "key" in terms:
         vectors = repeat_heads(k.vectors.astype(dtype), q.mapped.shape[1])
         seen = strips.products_of_keys(vectors, terms["key"], *pairs.pos)
         yield times(seen.swapaxes(2, 3), q.factor)
     if "scaled" in terms:
-        yield times(strips.numbers(terms["scaled"], *pairs.pos), q.factor)
+        yield times(strips.term_numbers(terms["scaled"], *pairs.pos), q.factor)
 
 
-def between(by_q: Any, by_k: Any) -> jax.Array:
+def bias_difference(by_q: Any, by_k: Any) -> jax.Array:
     """Return u_i - u_j [b or 1, h or 1, q, k] of token biases [b or 1, h or 1, t, n], or of a tuple of n arrays."""
     if isinstance(by_q, tuple):
         return sum(a[..., :, None] - b[..., None, :] for a, b in zip(by_q, by_k, strict=True))  # type: ignore[return-value]
@@ -204,20 +204,20 @@ def _position_biases(
 ) -> list[jax.Array]:
     """Return the bias of `by_distance`, out of its strip if there is one, and `bias`: [b or 1, h or 1, q, k] each."""
 
-    def of_pairs(hook: Callable[..., Any]) -> jax.Array | None:
-        return finite(over_batch(functools.partial(hook, params), q_pos, k_pos))
+    def pair_bias(hook: Callable[..., Any]) -> jax.Array | None:
+        return finite_term(map_batch(functools.partial(hook, params), q_pos, k_pos))
 
     if table is None:
-        found = [of_pairs(functools.partial(bias_by_distance, encoding))]
+        biases = [pair_bias(functools.partial(bias_by_distance, encoding))]
     else:
-        found = [None if table.bias is None else strips.numbers(table.bias, q_pos, k_pos)]
-    found += [of_pairs(encoding.bias)] if "bias" in hooks_of(encoding) else []
-    return [x for x in found if x is not None]
+        biases = [None if table.bias is None else strips.term_numbers(table.bias, q_pos, k_pos)]
+    biases += [pair_bias(encoding.bias)] if "bias" in defined_hooks(encoding) else []
+    return [x for x in biases if x is not None]
 
 
 def bias_strip(encoding: Encoding, params: Params, distances: np.ndarray) -> jax.Array | None:
     """Return the finite bias at known distances [n], [h or 1, n], or None."""
-    return finite(encoding.by_distance(params, jnp.asarray(distances, jnp.int32)).bias)
+    return finite_term(encoding.by_distance(params, jnp.asarray(distances, jnp.int32)).bias)
 
 
 def content_free_bias(
@@ -227,14 +227,14 @@ def content_free_bias(
 
     table: the strip of the bias by distance, None to evaluate it at the positions.
     """
-    found = _position_biases(encoding, params, q_pos, k_pos, table)
-    return functools.reduce(operator.add, found) if found else None
+    biases = _position_biases(encoding, params, q_pos, k_pos, table)
+    return functools.reduce(operator.add, biases) if biases else None
 
 
 def value_terms(pairs: TileInputs, w: jax.Array) -> jax.Array | None:
     """Return sum_j w_ij value_r for weights w [b, h, q, k], linear in them: [b, h, q, d], or None."""
     terms = _terms(pairs)
-    return strips.sums(w, terms["value"], *pairs.pos) if "value" in terms else None
+    return strips.term_sums(w, terms["value"], *pairs.pos) if "value" in terms else None
 
 
 def _terms(pairs: TileInputs) -> dict[str, strips.Term]:
@@ -248,8 +248,8 @@ def _terms(pairs: TileInputs) -> dict[str, strips.Term]:
         return {name: x.astype(types[name]) for name, x in table._asdict().items() if x is not None and name in types}
 
     def rows(name: str, distance: jax.Array) -> jax.Array:
-        found = getattr(scaled_terms(encoding, params, distance, q.vectors), name)
-        return (found.T[..., None] if name == "scaled" else found).astype(dtype)
+        term = getattr(scaled_terms(encoding, params, distance, q.vectors), name)
+        return (term.T[..., None] if name == "scaled" else term).astype(dtype)
 
     names = distance_terms(encoding, params, pairs.pos[0].dtype)
     terms: dict[str, strips.Term] = {name: functools.partial(rows, name) for name in names if name != "bias"}
@@ -263,31 +263,31 @@ def scaled_terms(encoding: Encoding, params: Params, distance: jax.Array, querie
 
     queries: vectors [..., d] as projected.
     """
-    found, root = encoding.by_distance(params, distance), math.sqrt(queries.shape[-1])
-    found = found._replace(bias=None, scaled=finite(found.scaled))
-    return barrier(ByDistance(*(x if x is None or x is found.value else x / root for x in found)))
+    terms, root = encoding.by_distance(params, distance), math.sqrt(queries.shape[-1])
+    terms = terms._replace(bias=None, scaled=finite_term(terms.scaled))
+    return barrier(ByDistance(*(x if x is None or x is terms.value else x / root for x in terms)))
 
 
 def sinks(pairs: TileInputs) -> jax.Array | None:
     """Return the logits of the sinks [h], at least float32, or None."""
-    found, mapped = pairs.encoding.sink(pairs.tables.params), pairs.q.tokens.mapped
-    return None if found is None else jnp.broadcast_to(found.astype(wide_dtype(mapped.dtype)), mapped.shape[1:2])
+    logits, mapped = pairs.encoding.sink(pairs.tables.params), pairs.q.tokens.mapped
+    return None if logits is None else jnp.broadcast_to(logits.astype(wide_dtype(mapped.dtype)), mapped.shape[1:2])
 
 
-def adjusted(pairs: TileInputs, s: jax.Array, visible: jax.Array) -> jax.Array:
+def adjust_scores(pairs: TileInputs, s: jax.Array, visible: jax.Array) -> jax.Array:
     """Return scores [b, h, q, k] from products s of mapped vectors. visible [b or 1, q, k] is not applied yet."""
     s = with_terms(pairs, s)
-    if "score" not in hooks_of(pairs.encoding):
+    if "score" not in defined_hooks(pairs.encoding):
         return s
 
     def one(s: jax.Array, tile: Tile) -> jax.Array | None:
-        found = pairs.encoding.score(pairs.tables.params, s, tokens_first(tile))
-        return finite(found) if on_cpu() else found
+        scores = pairs.encoding.score(pairs.tables.params, s, score_tile(tile))
+        return finite_term(scores) if is_on_cpu() else scores
 
-    return over_batch(one, s, tile_of(pairs, visible), in_turn=s.shape[0] > 1 and scores_in_turn(s.size))
+    return map_batch(one, s, make_tile(pairs, visible), in_turn=s.shape[0] > 1 and scores_in_turn(s.size))
 
 
-def tile_of(pairs: TileInputs, visible: jax.Array | None = None) -> Tile:
+def make_tile(pairs: TileInputs, visible: jax.Array | None = None) -> Tile:
     """Return the arrays that `score` reads beside s, [b or 1, ...] each, vectors heads first."""
     q, k = pairs.q.tokens, pairs.k.tokens
     k_vectors, mapped_k = (repeat_heads(x, q.mapped.shape[1]) for x in (k.vectors, k.mapped))
@@ -295,16 +295,16 @@ def tile_of(pairs: TileInputs, visible: jax.Array | None = None) -> Tile:
     return Tile(q.vectors, k_vectors, q.unscaled, mapped_k, q.features, k.features, *pairs.pos, factor, visible)  # type: ignore[arg-type]
 
 
-def tokens_first(tile: Tile) -> Tile:
+def score_tile(tile: Tile) -> Tile:
     """Return the tile of one sequence as `score` is given it."""
     return Tile._make((*(x.swapaxes(0, 1) for x in tile[:4]), *tile[4:]))
 
 
-def bounded(pairs: TileInputs, s: jax.Array) -> jax.Array:
-    """Return scores that `score` made, finite. It is not in `adjusted`, as its gradient would read them once more."""
-    return s if "score" not in hooks_of(pairs.encoding) or on_cpu() else finite(s)  # type: ignore[return-value]
+def bound_scores(pairs: TileInputs, s: jax.Array) -> jax.Array:
+    """Return scores that `score` made, finite. In `adjust_scores` its gradient would read them once more."""
+    return s if "score" not in defined_hooks(pairs.encoding) or is_on_cpu() else finite_term(s)  # type: ignore[return-value]
 
 
 def scores_in_turn(pairs: int) -> bool:
     """Return whether sequences go through `score` one by one: so many scores would leave the core's cache."""
-    return pairs >= LARGE and on_cpu() and sharding.is_one_core()
+    return pairs >= LARGE and is_on_cpu() and sharding.is_one_core()

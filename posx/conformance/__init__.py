@@ -16,23 +16,23 @@ from typing import Any
 
 import numpy as np
 
-from posx.conformance import executors, facts, rounding
+from posx.conformance import declarations, executors, rounding
 from posx.conformance.findings import Findings, Report
 from posx.conformance.subject import DIMS, CheckSubject, check_scale, promotion
 from posx.contract import Dims, Params, abstract_params
-from posx.contract.sizes import check_params, named
+from posx.contract.sizes import array_shapes, check_params
 from posx.encodings import Spec, build
 from posx.errors import ConfigError, nearest
 from posx.evaluation.probe import check_log_probs
-from posx.lazy import modules_of
+from posx.lazy import module_getter
 
 Reference = Callable[[dict[str, Any], np.ndarray, Callable[..., Any], np.ndarray, np.ndarray], np.ndarray]
 Check = Callable[[CheckSubject, Findings], None]
 
 #: Every check by name, in the order in which they run, with a phrase that says what holds if it passes.
 CHECKS: dict[str, tuple[Check, str]] = {
-    "hooks": (facts.check_hooks, "each hook returns the shape and the type that the contract states"),
-    "value": (facts.check_value, "encodings with equal fields are equal, also after pickling"),
+    "hooks": (declarations.check_hooks, "each hook returns the shape and the type that the contract states"),
+    "value": (declarations.check_value, "encodings with equal fields are equal, also after pickling"),
     "tiles": (executors.check_tiles, "attention in small tiles equals dense attention"),
     "strips": (executors.check_strips, "attention from tables of distances equals dense attention"),
     "fused": (executors.check_fused, "the vendor's fused kernel equals dense attention"),
@@ -41,16 +41,19 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "packing": (executors.check_packing, "documents packed into one row equal the documents alone"),
     "padding": (executors.check_padding, "empty slots return 0 and change no other output"),
     "decode": (executors.check_decode, "decoding with a cache equals one pass over the whole sequence"),
-    "positions": (facts.check_positions, "all positions are defined, and the order of slots changes nothing"),
-    "shift_invariant": (facts.check_shift_invariant, "adding a constant to all positions acts as declared"),
-    "prefix": (facts.check_prefix, "later tokens do not change earlier outputs"),
-    "tiling": (facts.check_tiling, "an encoding declares whole rows of keys if it needs them, and only then"),
-    "reach": (facts.check_reach, "terms by distance are constant from the declared reach on, and not before"),
-    "fades": (facts.check_fades, "the bias by distance or the token bias falls, as declared"),
-    "causal_only": (facts.check_causal_only, "masks that show later keys are refused if the encoding needs that"),
+    "positions": (declarations.check_positions, "all positions are defined, and the order of slots changes nothing"),
+    "shift_invariant": (declarations.check_shift_invariant, "adding a constant to all positions acts as declared"),
+    "prefix": (declarations.check_prefix, "later tokens do not change earlier outputs"),
+    "tiling": (declarations.check_tiling, "an encoding declares whole rows of keys if it needs them, and only then"),
+    "reach": (declarations.check_reach, "terms by distance are constant from the declared reach on, and not before"),
+    "fades": (declarations.check_fades, "the bias by distance or the token bias falls, as declared"),
+    "causal_only": (
+        declarations.check_causal_only,
+        "masks that show later keys are refused if the encoding needs that",
+    ),
     "float32": (rounding.check_float32, "float32 equals float64 up to rounding, at far positions too"),
     "bfloat16": (rounding.check_bfloat16, "bfloat16 rounds vectors and never positions"),
-    "eager": (facts.check_eager, "hooks return the same outside jit as inside"),
+    "eager": (declarations.check_eager, "hooks return the same outside jit as inside"),
 }
 
 
@@ -103,7 +106,7 @@ def check_encoding(
         built = build(encoding, dims)
         if not isinstance(params, str):
             remedy = f"Give all that init(rng, dims) returns, for dims = {dims}."
-            check_params(str(built), named(params), named(abstract_params(built, dims)), remedy)
+            check_params(str(built), array_shapes(params), array_shapes(abstract_params(built, dims)), remedy)
         subject = CheckSubject(built, dims, reference, bidirectional, params)
     outcomes = []
     for name in chosen:
@@ -123,4 +126,4 @@ def check_encoding(
 
 __all__ = ["CHECKS", "DIMS", "CheckSubject", "Findings", "Report", "check_encoding", "check_log_probs", "check_scale"]
 
-__getattr__ = modules_of(__name__)
+__getattr__ = module_getter(__name__)

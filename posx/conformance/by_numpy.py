@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from posx.machine.platforms import on_cpu
+from posx.machine.platforms import is_on_cpu
 
 #: Functions of NumPy for operations that compute each number of the result from one number of each operand.
 ELEMENTWISE: dict[str, Callable[..., Any]] = {
@@ -28,26 +28,26 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def by_numpy(function: Callable[..., Any], *args: Any) -> Any:
+def run_in_numpy(function: Callable[..., Any], *args: Any) -> Any:
     """Return function(*args) with NumPy arrays, computed one operation at a time.
 
     JAX computes the few operations that are not in this file, on a CPU if it has one.
     """
-    with _on_a_cpu(), jax.disable_jit(), np.errstate(all="ignore"):  # loops of a known length are unrolled
+    with _cpu_context(), jax.disable_jit(), np.errstate(all="ignore"):  # loops of a known length are unrolled
         program, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
-        found = _evaluated(program, jax.tree.leaves(args))
-    return jax.tree.unflatten(jax.tree.structure(shapes), map(np.asarray, found))
+        results = _evaluate(program, jax.tree.leaves(args))
+    return jax.tree.unflatten(jax.tree.structure(shapes), map(np.asarray, results))
 
 
-def _on_a_cpu() -> contextlib.AbstractContextManager:
+def _cpu_context() -> contextlib.AbstractContextManager:
     """Return a context in which JAX computes on a CPU."""
     try:
-        return contextlib.nullcontext() if on_cpu() else jax.default_device(jax.devices("cpu")[0])
+        return contextlib.nullcontext() if is_on_cpu() else jax.default_device(jax.devices("cpu")[0])
     except RuntimeError:  # JAX_PLATFORMS names accelerators alone
         return contextlib.nullcontext()
 
 
-def _evaluated(program: core.ClosedJaxpr, args: list[Any]) -> list[Any]:
+def _evaluate(program: core.ClosedJaxpr, args: list[Any]) -> list[Any]:
     """Return the results of a traced function."""
     values = dict(zip(program.jaxpr.invars, map(np.asarray, args), strict=True))
     values |= zip(program.jaxpr.constvars, map(np.asarray, program.consts), strict=True)
@@ -56,22 +56,22 @@ def _evaluated(program: core.ClosedJaxpr, args: list[Any]) -> list[Any]:
         return values[atom] if isinstance(atom, core.Var) else np.asarray(atom.val, atom.aval.dtype)
 
     for operation in program.eqns:
-        found = _computed(operation, [read(atom) for atom in operation.invars])
-        values |= zip(operation.outvars, found, strict=True)
+        results = _compute(operation, [read(atom) for atom in operation.invars])
+        values |= zip(operation.outvars, results, strict=True)
     return [read(atom) for atom in program.jaxpr.outvars]
 
 
-def _computed(operation: core.JaxprEqn, args: list[Any]) -> list[Any]:
+def _compute(operation: core.JaxprEqn, args: list[Any]) -> list[Any]:
     """Return the results of one operation."""
     name, params, stated = operation.primitive.name, operation.params, operation.outvars[0].aval
     if name == "cond":
-        return _evaluated(params["branches"][int(args[0])], args[1:])
+        return _evaluate(params["branches"][int(args[0])], args[1:])
     if name.startswith("custom_") and "call_jaxpr" in params:
-        return _evaluated(params["call_jaxpr"], args)
+        return _evaluate(params["call_jaxpr"], args)
     if name in OPERATIONS:
-        found = OPERATIONS[name](*args, **params)
-        if found.dtype == getattr(stated, "dtype", None):  # NumPy divides integers into floating-point numbers
-            return [found]
+        result = OPERATIONS[name](*args, **params)
+        if result.dtype == getattr(stated, "dtype", None):  # NumPy divides integers into floating-point numbers
+            return [result]
     given = operation.primitive.bind(*args, **params)
     return list(map(np.asarray, given if operation.primitive.multiple_results else [given]))
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention import Slots, attend, batch_features, causal, full, refusal, seen_by, token_map, window
+from posx.attention import Slots, attend, batch_features, causal, full, refusal, token_map, window, with_previous_tokens
 from posx.attention.dense import dense
 from posx.attention.fused import fused
 from posx.conformance.findings import Findings, leaves
@@ -24,13 +24,13 @@ from posx.conformance.subject import (
     Floats,
     LayerResult,
     even_tiles,
-    in_float64,
     one_document,
+    run_in_float64,
     single,
     small_tiles,
     with_window,
 )
-from posx.contract import acting, shapes
+from posx.contract import acting_hooks, shapes
 
 #: The fused kernel for 5 queries at a time if there is a bias. The 13 queries take three calls, the last one padded.
 small_slabs = functools.partial(fused, slab_pairs=5 * LENGTH)
@@ -46,10 +46,10 @@ CAPACITY, CHUNK = 20, slice(2, 2 + PREFIX)
 SINGLES = [slice(n, n + 1) for n in range(LENGTH)]
 
 
-def _compare(subject: CheckSubject, findings: Findings, name: str, found: LayerResult, wanted: LayerResult) -> None:
+def _compare(subject: CheckSubject, findings: Findings, name: str, result: LayerResult, wanted: LayerResult) -> None:
     """Compare outputs and gradients in float64."""
-    findings.equal(f"{name}: outputs", found.outputs, wanted.outputs, subject.exact)
-    findings.equal(f"{name}: gradients of", found.gradients, wanted.gradients, subject.exact, subject.exact)
+    findings.equal(f"{name}: outputs", result.outputs, wanted.outputs, subject.exact)
+    findings.equal(f"{name}: gradients of", result.gradients, wanted.gradients, subject.exact, subject.exact)
 
 
 def check_tiles(subject: CheckSubject, findings: Findings) -> None:
@@ -60,15 +60,15 @@ def check_tiles(subject: CheckSubject, findings: Findings) -> None:
 
 def check_strips(subject: CheckSubject, findings: Findings) -> None:
     """Compare tiles at consecutive positions, whose distances are tabulated and read as strips."""
-    if acting(subject.encoding) == ("embed",):
+    if acting_hooks(subject.encoding) == ("embed",):
         return findings.nothing("the encoding only embeds")
     masks = ("causal mask", causal(), ORDER), ("no mask", full(), 0 * ORDER)
     for name, mask, idx in masks if subject.bidirectional else masks[:1]:
         wanted = subject.run(one_document(idx=idx), weights=subject.no_weights)
         run = functools.partial(subject.run, None, weights=subject.no_weights, executor=even_tiles, mask=mask)
-        found = run()
-        _compare(subject, findings, name, found, wanted)
-        _check_slopes(run, subject, found.gradients, findings, name, leaf="params")
+        result = run()
+        _compare(subject, findings, name, result, wanted)
+        _check_slopes(run, subject, result.gradients, findings, name, leaf="params")
 
 
 def check_gradients(subject: CheckSubject, findings: Findings) -> None:
@@ -124,8 +124,8 @@ def check_fused(subject: CheckSubject, findings: Findings) -> None:
     weights, floats, cotangent = single((subject.weights, subject.floats, subject.cotangent))
     has_bias = subject.encoding.acts_on("bias") or subject.encoding.acts_on("by_distance")
     for name, executor in (("one call", fused), *([("in blocks", small_slabs)] if has_bias else [])):
-        found = subject.program(executor, window(5))(weights, floats, Slots(pos), cotangent)
-        for path, a, b in leaves(found, wanted):
+        result = subject.program(executor, window(5))(weights, floats, Slots(pos), cotangent)
+        for path, a, b in leaves(result, wanted):
             findings.equal(f"{name}: {path}", a, b, subject.rough * max(np.abs(b).max(), 1e-3))
 
 
@@ -139,18 +139,18 @@ def check_padding(subject: CheckSubject, findings: Findings) -> None:
     for name, outputs in (("dense", wanted), ("tiles", subject.outputs(slots, executor=small_tiles)[PADDED])):
         findings.holds(not outputs[EMPTY].any(), f"{name}: outputs of empty slots are not 0")
     elsewhere = slots._replace(pos=np.where(EMPTY, slots.pos[:, ::-1], slots.pos))
-    found = subject.outputs(elsewhere, subject.floats.changed(EMPTY))[PADDED]
-    findings.equal("with other empty slots: outputs", found, wanted, subject.exact)
+    result = subject.outputs(elsewhere, subject.floats.change_tokens(EMPTY))[PADDED]
+    findings.equal("with other empty slots: outputs", result, wanted, subject.exact)
     places = {"at the end": np.roll(order, -padding)}
     if not subject.encoding.acts_on("features"):  # they are computed from slot to slot
         places["between tokens"] = np.r_[order[padding:PREFIX], order[:padding], order[PREFIX:]]
     for place, order in places.items():
-        found = subject.outputs(*subject.reordered(order))[PADDED][~EMPTY[order]]
+        result = subject.outputs(*subject.reorder(order))[PADDED][~EMPTY[order]]
         if place == "between tokens" and subject.encoding.tiling == "neighbours":
             problem = "tiling = 'neighbours', but empty slots between tokens change nothing"
-            findings.differ(problem, found, wanted[~EMPTY])
+            findings.differ(problem, result, wanted[~EMPTY])
         else:
-            findings.equal(f"with empty slots {place}: outputs", found, wanted[~EMPTY], subject.exact)
+            findings.equal(f"with empty slots {place}: outputs", result, wanted[~EMPTY], subject.exact)
 
 
 def check_packing(subject: CheckSubject, findings: Findings) -> None:
@@ -185,16 +185,16 @@ def check_reference(subject: CheckSubject, findings: Findings) -> None:
 def check_decode(subject: CheckSubject, findings: Findings) -> None:
     """Compare single tokens by the dense executor, and a chunk in tiles, with vectors as projected and as cached."""
     whole, encoding = subject.outputs(subject.unpacked), subject.encoding
-    for cached in (False, True) if acting(encoding, ("key", "value")) else (False,):
+    for cached in (False, True) if acting_hooks(encoding, ("key", "value")) else (False,):
         name = "vectors as cached" if cached else "vectors as projected"
-        singles = decoded(subject, SINGLES, dense, cached)
+        singles = decode_spans(subject, SINGLES, dense, cached)
         findings.equal(f"{name}, token by token: outputs", singles, whole, subject.exact)
-        chunk = decoded(subject, [CHUNK], cached=cached)
+        chunk = decode_spans(subject, [CHUNK], cached=cached)
         findings.equal(f"{name}, a chunk: outputs", chunk, whole[:, CHUNK], subject.exact)
     if encoding.revised_by:
         for name, spans, tokens in (("token by token", SINGLES, slice(None)), ("a chunk", [CHUNK], CHUNK)):
-            found = decoded(subject, spans, dense, cached=True, revised=True)
-            findings.equal(f"keys as revised, {name}: outputs", found, whole[:, tokens], subject.exact)
+            outputs = decode_spans(subject, spans, dense, cached=True, revised=True)
+            findings.equal(f"keys as revised, {name}: outputs", outputs, whole[:, tokens], subject.exact)
     findings.holds(
         encoding.reads_raw_keys or not _reads_raw_keys(subject),
         "reads_raw_keys = False, but `score` or `by_distance` reads keys as projected, and a chain's cache may hold "
@@ -220,37 +220,41 @@ def _tokens(subject: CheckSubject) -> dict[str, Any]:
     encoding, (pos, idx, _) = subject.encoding, subject.unpacked
 
     def contents(weights: Any, floats: Floats) -> dict[str, Any]:
-        params, x, q, k, v = subject.embedded(weights, floats, pos)
-        found, carry = [], None
+        params, x, q, k, v = subject.embed_tokens(weights, floats, pos)
+        parts, carry = [], None
         if encoding.acts_on("features"):  # two single tokens, the chunk, and the rest one by one
             for span in (*SINGLES[: CHUNK.start], CHUNK, *SINGLES[CHUNK.stop :]):
                 features, carry = batch_features(encoding, params, x[:, span], Slots(pos[:, span], idx[:, span]), carry)
-                found.append(features)
-        features = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *found or [{}])
+                parts.append(features)
+        features = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *parts or [{}])
 
-        def mapped(hook: str, x: jax.Array) -> jax.Array:
-            given = seen_by(encoding, hook, x, idx)[0], jnp.asarray(pos), features
+        def map_tokens(hook: str, x: jax.Array) -> jax.Array:
+            given = with_previous_tokens(encoding, hook, x, idx)[0], jnp.asarray(pos), features
             each = jax.tree.map(lambda a: a.reshape(-1, 1, *a.shape[2:]), given)
-            found = token_map(encoding, hook, params, *each)
-            return found.reshape(ROWS, LENGTH, *found.shape[2:])
+            mapped_tokens = token_map(encoding, hook, params, *each)
+            return mapped_tokens.reshape(ROWS, LENGTH, *mapped_tokens.shape[2:])
 
-        q, of_keys, of_values = seen_by(encoding, "query", q, idx)[0], mapped("key", k), mapped("value", v)
+        q, of_keys, of_values = (
+            with_previous_tokens(encoding, "query", q, idx)[0],
+            map_tokens("key", k),
+            map_tokens("value", v),
+        )
         return {"q": q, "k": k, "v": v, "mapped_k": of_keys, "mapped_v": of_values, "features": features}
 
-    return in_float64(subject.compiled("contents", contents), subject.weights, subject.floats)
+    return run_in_float64(subject.compile("contents", contents), subject.weights, subject.floats)
 
 
-def _revised(subject: CheckSubject, tokens: dict[str, Any], span: slice) -> dict[str, Any]:
+def _revise_keys(subject: CheckSubject, tokens: dict[str, Any], span: slice) -> dict[str, Any]:
     """Return the contents of a cache, with keys as the tokens in `span` read them. A single token revises them."""
     encoding, idx, features = subject.encoding, subject.unpacked.idx, tokens["features"]
     arrived = np.arange(LENGTH) < (span.stop if span.stop - span.start == 1 else span.start)
     only = {n: np.where(arrived.reshape(1, -1, *[1] * (x.ndim - 2)), x, 0) for n, x in features.items()}
-    revise = subject.compiled("revise", jax.vmap(encoding.revise, in_axes=(None, 0, 0, 0)))
+    revise = subject.compile("revise", jax.vmap(encoding.revise, in_axes=(None, 0, 0, 0)))
     later = idx[:, None, :] > idx[:, :, None]
-    return tokens | {"k": in_float64(revise, subject.floats.params, tokens["k"], only, later)}
+    return tokens | {"k": run_in_float64(revise, subject.floats.params, tokens["k"], only, later)}
 
 
-def decoded(
+def decode_spans(
     subject: CheckSubject,
     spans: list[slice],
     executor: Any = small_tiles,
@@ -260,7 +264,7 @@ def decoded(
     """Return outputs [b, t, h, d] of the tokens in `spans`, all of one length, each from a cache filled so far."""
     tokens, (pos, idx, _) = _tokens(subject), subject.unpacked
 
-    def filled(a: np.ndarray, stop: int, empty: float = 0) -> np.ndarray:
+    def fill_slots(a: np.ndarray, stop: int, empty: float = 0) -> np.ndarray:
         """Return [b, slots, ...]: the contents of the cache after the tokens up to `stop` have been written."""
         free = [(0, 0), (0, CAPACITY - stop), *[(0, 0)] * (a.ndim - 2)]
         return np.pad(a[:, :stop], free, constant_values=empty)
@@ -271,19 +275,19 @@ def decoded(
 
     k = "mapped_k" if cached and not subject.encoding.reads_raw_keys else "k"
     v = "mapped_v" if cached else "v"
-    found = []
+    outputs = []
     for span in spans:
         queries = jax.tree.map(lambda a, span=span: a[:, span], tokens)
         seen = tokens
         if revised:
-            seen, names = _revised(subject, tokens, span), subject.encoding.revised_by
+            seen, names = _revise_keys(subject, tokens, span), subject.encoding.revised_by
             seen["features"] = {n: x for n, x in tokens["features"].items() if n not in names}
             if span.stop - span.start == 1:
                 queries["features"] = {n: x for n, x in queries["features"].items() if n not in names}
-        keys = jax.tree.map(lambda a, span=span: filled(a, span.stop), seen)
-        found.append(in_float64(
-            subject.compiled(("decode", executor, cached, revised), run),
+        keys = jax.tree.map(lambda a, span=span: fill_slots(a, span.stop), seen)
+        outputs.append(run_in_float64(
+            subject.compile(("decode", executor, cached, revised), run),
             subject.floats.params, queries["q"], keys[k], keys[v], Slots(pos[:, span], idx[:, span]),
-            Slots(filled(pos, span.stop), filled(idx, span.stop, -1)), (queries["features"], keys["features"]),
+            Slots(fill_slots(pos, span.stop), fill_slots(idx, span.stop, -1)), (queries["features"], keys["features"]),
         ))  # fmt: skip
-    return np.concatenate(found, axis=1)
+    return np.concatenate(outputs, axis=1)

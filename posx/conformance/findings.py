@@ -18,9 +18,9 @@ SEEN = 1e-6
 def leaves(*trees: Any) -> Iterator[tuple[Any, ...]]:
     """Yield the dotted path of each leaf, and the leaf of every tree as float64."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(trees[0])]
-    for path, *found in zip(paths, *map(jax.tree.leaves, jax.device_get(trees)), strict=True):
+    for path, *values in zip(paths, *map(jax.tree.leaves, jax.device_get(trees)), strict=True):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
-        yield name, *(np.asarray(a, np.float64) for a in found)
+        yield name, *(np.asarray(a, np.float64) for a in values)
 
 
 class Findings:
@@ -62,9 +62,9 @@ class Findings:
         if not condition:
             self.problems.append(problem)
 
-    def equal(self, name: str, found: Any, wanted: Any, atol: float, rtol: float = 0.0) -> None:
+    def equal(self, name: str, result: Any, wanted: Any, atol: float, rtol: float = 0.0) -> None:
         """Record each leaf of `found` that is not within atol + rtol * |wanted| of `wanted`, or not finite."""
-        for leaf, a, b in leaves(found, wanted):
+        for leaf, a, b in leaves(result, wanted):
             what = f"{name} {leaf}".strip()
             if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
                 shape = f"shape {list(a.shape)}, not {list(b.shape)}"
@@ -76,9 +76,9 @@ class Findings:
                 place = np.unravel_index(np.argmax(off - allowed), off.shape)
                 self.problems.append(f"{what} off by {off[place]:.2g}, allowed {allowed[place]:.2g}")
 
-    def differ(self, problem: str, found: Any, wanted: Any) -> None:
+    def differ(self, problem: str, result: Any, wanted: Any) -> None:
         """Record the problem unless some number of `found` is further than SEEN from `wanted`."""
-        off = max(np.abs(a - b).max(initial=0) for _, a, b in leaves(found, wanted))
+        off = max(np.abs(a - b).max(initial=0) for _, a, b in leaves(result, wanted))
         self.holds(off > SEEN, f"{problem} (largest change {off:.2g})")
 
 
@@ -92,10 +92,10 @@ class Report:
     @property
     def ok(self) -> bool:
         """Whether no check failed."""
-        return not self.failed
+        return not self.failures
 
     @property
-    def failed(self) -> tuple[str, ...]:
+    def failures(self) -> tuple[str, ...]:
         """The names of the checks that failed."""
         return tuple(outcome.name for outcome in self.outcomes if outcome.status == "FAILED")
 

@@ -13,9 +13,9 @@ from posx.attention import Slots, causal, refusal
 from posx.attention.dense import dense
 from posx.attention.fused import fused
 from posx.conformance.findings import Findings, leaves
-from posx.conformance.subject import CheckSubject, Floats, even_tiles, in_float64, one_document, single, variant
-from posx.contract import MAPS, Composite, Encoding, Features, Params, acting, parts
-from posx.machine.platforms import on_cpu
+from posx.conformance.subject import CheckSubject, Floats, even_tiles, one_document, run_in_float64, single, variant
+from posx.contract import MAPS, Composite, Encoding, Features, Params, acting_hooks, parts
+from posx.machine.platforms import is_on_cpu
 
 #: Tokens that all positions are moved by.
 SHIFTS = (1, 23, 1000, 32_768, 1_000_000, 2**24 + 1)
@@ -36,12 +36,12 @@ def check_float32(subject: CheckSubject, findings: Findings) -> None:
     Both are given the same parameters and vectors, rounded to float32: only what the encoding itself rounds counts.
     """
     weights, floats = jax.tree.map(np.float64, single((subject.weights, subject.floats)))
-    for shift, slots in subject.shifted((0, *SHIFTS)):
-        found, bound = single_outputs(subject, slots), subject.rough
+    for shift, slots in subject.shift_slots((0, *SHIFTS)):
+        outputs, bound = single_outputs(subject, slots), subject.rough
         wanted = subject.run(slots, floats, weights=weights).outputs
         if subject.encoding.acts_on("logit_scale"):  # rounding grows with it
-            bound *= max(1.0, float(np.abs(subject.of_tokens("logit_scale", slots.pos)).max()))
-        findings.equal(f"positions moved by {shift}: outputs", found, wanted, bound)
+            bound *= max(1.0, float(np.abs(subject.run_per_token("logit_scale", slots.pos)).max()))
+        findings.equal(f"positions moved by {shift}: outputs", outputs, wanted, bound)
 
 
 def check_bfloat16(subject: CheckSubject, findings: Findings) -> None:
@@ -49,12 +49,12 @@ def check_bfloat16(subject: CheckSubject, findings: Findings) -> None:
 
     On CPUs scores, weights and sums are in float32, so that gradients of params are as exact as in float32.
     Accelerators also round the operands of products: weights, and the gradients of scores and weights. If maps act,
-    `_moved_by_roundings` derives from the encoding itself how far their roundings may move each gradient.
+    `_rounding_effects` derives from the encoding itself how far their roundings may move each gradient.
     """
     encoding = subject.encoding
     if encoding.acts_on("embed"):
         _check_embed(subject, findings)
-    if acting(encoding) == ("embed",):
+    if acting_hooks(encoding) == ("embed",):
         return
     narrow = functools.partial(jnp.asarray, dtype=jnp.bfloat16)
     floats = subject.floats.map(narrow)
@@ -67,15 +67,15 @@ def check_bfloat16(subject: CheckSubject, findings: Findings) -> None:
     # If a map rounds both sides, logits of this size are off by up to 2 units, and weights by twice that.
     rounds = max(sum(_maps(part, hook) for part in parts(encoding)) for hook in MAPS)
     # Weights are off by half a unit if they are rounded, and values are at most 4.
-    of_outputs = 4 * UNIT * rounds + (0 if on_cpu() else 2 * UNIT) or subject.rough
-    moved = _moved_by_roundings(subject, exact, cotangent64, wanted.gradients)
+    of_outputs = 4 * UNIT * rounds + (0 if is_on_cpu() else 2 * UNIT) or subject.rough
+    moved = _rounding_effects(subject, exact, cotangent64, wanted.gradients)
     for name, executor in {"dense": dense, "tiles": even_tiles, **({"fused": fused} if kernel else {})}.items():
         o, grads = subject.program(executor, causal())(weights, floats._replace(params=params), None, cotangent)
         findings.equal(f"{name}: outputs", o, wanted.outputs, of_outputs, UNIT)
         findings.holds(o.dtype == jnp.bfloat16, f"{name}: outputs are {o.dtype}, not bfloat16")
         for leaf, a, b in leaves(grads, wanted.gradients):
             size = max(float(np.linalg.norm(b)), 1e-30)
-            is_exact = on_cpu() and leaf.startswith("params")
+            is_exact = is_on_cpu() and leaf.startswith("params")
             own = subject.rough if is_exact else 2 * UNIT  # the gradient itself is rounded too
             off, bound = float(np.linalg.norm(a - b)) / size, own + 2 * rounds * moved[leaf] / size
             problem = f"{name}: gradient of {leaf} is off by {off:.2g} of its norm, allowed {bound:.2g}"
@@ -84,7 +84,7 @@ def check_bfloat16(subject: CheckSubject, findings: Findings) -> None:
             findings.holds(a.dtype == np.float32, f"{name}: gradient of params.{leaf} is {a.dtype}, not float32")
 
 
-def _moved_by_roundings(
+def _rounding_effects(
     subject: CheckSubject, floats: Floats, cotangent: np.ndarray, gradients: Floats
 ) -> dict[str, float]:
     """Return how far the gradient of each leaf moves, in its norm, if every map rounds vectors and their gradients.
@@ -95,11 +95,11 @@ def _moved_by_roundings(
     result is the root mean square over several draws. Real roundings are 0.4 UNIT in the root mean square, so that
     twice the result is five standard deviations. Maps that follow one another round as often as there are maps.
     """
-    encoding, maps = subject.encoding, acting(subject.encoding, MAPS)
+    encoding, maps = subject.encoding, acting_hooks(subject.encoding, MAPS)
     squares = dict.fromkeys([leaf for leaf, _ in leaves(gradients)], 0.0)
     if not maps:
         return squares
-    hooks = {hook: _rounded(encoding, hook) for hook in maps}
+    hooks = {hook: _round_hook(encoding, hook) for hook in maps}
     rounding = CheckSubject(variant(encoding, **hooks), subject.dims, params=floats.params)
     rng = np.random.default_rng(6)
     for _ in range(DRAWS):  # other last bits, which are the signs
@@ -110,22 +110,22 @@ def _moved_by_roundings(
     return {leaf: square**0.5 for leaf, square in squares.items()}
 
 
-def _rounded(encoding: Encoding, hook: str) -> Any:
+def _round_hook(encoding: Encoding, hook: str) -> Any:
     """Return the hook with its result moved as far as rounding may move it."""
 
     def call(self: Encoding, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
-        return _moved(getattr(encoding, hook)(params, vectors, pos, features))
+        return _perturb(getattr(encoding, hook)(params, vectors, pos, features))
 
     return call
 
 
 @jax.custom_vjp
-def _moved(x: jax.Array) -> jax.Array:
+def _perturb(x: jax.Array) -> jax.Array:
     """Return x with each number changed by UNIT of it, up or down by one of its last bits; so is its gradient."""
     return x * (1 + UNIT * (1 - 2 * (jnp.floor(jnp.abs(jnp.frexp(x)[0]) * 2**22) % 2)))
 
 
-_moved.defvjp(lambda x: (_moved(x), None), lambda _, gradient: (_moved(gradient),))
+_perturb.defvjp(lambda x: (_perturb(x), None), lambda _, gradient: (_perturb(gradient),))
 
 
 def _maps(part: Encoding, hook: str) -> bool:
@@ -137,7 +137,7 @@ def _maps(part: Encoding, hook: str) -> bool:
 def _check_embed(subject: CheckSubject, findings: Findings) -> None:
     """Check that the sum of embeddings is in float32, rounded once."""
     x, pos = jnp.asarray(subject.floats.x, jnp.bfloat16), subject.slots.pos
-    run = subject.compiled("embed", jax.vmap(subject.encoding.embed, in_axes=(None, 0, 0)))
-    found = run(single(subject.floats.params), x, pos)
-    wanted = in_float64(run, subject.floats.params, np.asarray(x, np.float64), pos)
-    findings.equal("embeddings", found, wanted, 1e-6, UNIT)
+    run = subject.compile("embed", jax.vmap(subject.encoding.embed, in_axes=(None, 0, 0)))
+    embeddings = run(single(subject.floats.params), x, pos)
+    wanted = run_in_float64(run, subject.floats.params, np.asarray(x, np.float64), pos)
+    findings.equal("embeddings", embeddings, wanted, 1e-6, UNIT)

@@ -25,7 +25,7 @@ from posx.attention.masks import Mask
 from posx.contract import Dims, Encoding, Params, abstract_params
 from posx.contract.shapes import hook_shapes
 from posx.errors import ConfigError
-from posx.machine.platforms import on_cpu
+from posx.machine.platforms import is_on_cpu
 
 #: Every size differs from every other size, so that no two axes can be mistaken for each other.
 DIMS = Dims(model_dim=12, num_heads=4, head_dim=6, num_layers=2, train_len=32, num_kv_heads=2)
@@ -74,7 +74,7 @@ def hook_types(encoding: Encoding, dims: Dims, vectors: str) -> dict[str, set[st
     }
 
 
-def in_float64(function: Callable[..., Any], *given: Any) -> Any:
+def run_in_float64(function: Callable[..., Any], *given: Any) -> Any:
     """Call the function with 64-bit types on, and return its result on the host."""
     with jax.enable_x64(True):
         return jax.device_get(function(*given))
@@ -105,7 +105,7 @@ class Floats(NamedTuple):
         """Apply `function` to x, q, k and v."""
         return Floats(self.params, *(None if a is None else function(a) for a in self[1:]))
 
-    def changed(self, tokens: np.ndarray) -> Floats:
+    def change_tokens(self, tokens: np.ndarray) -> Floats:
         """Return floats with other vectors for some tokens, bool [t]."""
         return self.map(lambda a: a + 100 * tokens.reshape(1, -1, *[1] * (a.ndim - 2)))
 
@@ -221,17 +221,17 @@ class CheckSubject:
         #: The types that hooks return, or an error, by the type of token vectors.
         self.types = {vectors: hook_types(encoding, dims, vectors) for vectors in ("float32", "float64", "bfloat16")}
         #: Whether the hooks run without implicit promotion of ranks and types.
-        self.strict = not any(isinstance(found, ConfigError) for found in self.types.values())
-        found = self.types["float64"]
+        self.strict = not any(isinstance(types, ConfigError) for types in self.types.values())
+        types = self.types["float64"]
         #: Whether float64 surely stays float64 in every hook. Mixed types may round it on the way.
-        self.wide = not isinstance(found, ConfigError) and all(kinds <= {"float64"} for kinds in found.values())
+        self.wide = not isinstance(types, ConfigError) and all(kinds <= {"float64"} for kinds in types.values())
         #: The tolerances of float64 and float32. Accelerators round the operands of float32 products too, unless
         #: they are asked not to.
         precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-        is_precise = on_cpu() or precision in ("highest", "float32")
+        is_precise = is_on_cpu() or precision in ("highest", "float32")
         self.exact, self.rough = 1e-10 if self.wide else 1e-5, 1e-5 if is_precise else 1e-2
 
-    def embedded(self, weights: Any, floats: Floats, pos: Any) -> Floats:
+    def embed_tokens(self, weights: Any, floats: Floats, pos: Any) -> Floats:
         """Embed x at pos [t] or [b, t], if the encoding embeds, and add its projections to the vectors."""
         if not self.encoding.acts_on("embed"):
             return floats
@@ -242,7 +242,7 @@ class CheckSubject:
 
     def layer(self, weights: Any, floats: Floats, slots: Slots, executor: Any, mask: Mask = WINDOW) -> jax.Array:
         """Return outputs [b, t, h, d] of one attention layer."""
-        params, x, q, k, v = self.embedded(weights, floats, slots.pos)
+        params, x, q, k, v = self.embed_tokens(weights, floats, slots.pos)
         return attend(self.encoding, params, q, k, v, slots, x=x, executor=executor, mask=mask)
 
     def _with_gradients(self, executor: Any, mask: Mask, weights: Any, floats: Floats, slots: Any, cotangent: Any):
@@ -255,23 +255,23 @@ class CheckSubject:
         grads, o = jax.grad(loss, has_aux=True)(floats)
         return LayerResult(o, grads)
 
-    def reordered(self, order: np.ndarray) -> tuple[Slots, Floats]:
+    def reorder(self, order: np.ndarray) -> tuple[Slots, Floats]:
         """Return slots and floats with the slots of every row in another order [t]."""
         return Slots(*(a[:, order] for a in self.slots)), self.floats.map(lambda a: a[:, order])
 
-    def shifted(self, shifts: Iterable[int], slots: Slots | None = None) -> Iterator[tuple[int, Slots]]:
+    def shift_slots(self, shifts: Iterable[int], slots: Slots | None = None) -> Iterator[tuple[int, Slots]]:
         """Yield each shift, and slots with it added to all positions, as far as the encoding is defined."""
         slots = slots or self.near
         for shift in shifts:
             if slots.pos.max() + shift <= (self.encoding.max_position or 2**31):
                 yield shift, slots._replace(pos=slots.pos + np.int32(shift))
 
-    def defined(self, distances: np.ndarray) -> np.ndarray:
+    def defined_distances(self, distances: np.ndarray) -> np.ndarray:
         """Return those of the distances [n], which grow, that the encoding has positions for."""
         last = self.encoding.max_position
         return distances if last is None else distances[distances <= last]
 
-    def compiled(self, name: Any, function: Any) -> Any:
+    def compile(self, name: Any, function: Any) -> Any:
         """Return `function` under jit, one for each name."""
         return self._programs.setdefault(name, jax.jit(function))
 
@@ -280,29 +280,29 @@ class CheckSubject:
 
         slots None stands for KNOWN: positions known to count up, for which tables of distances are read as strips.
         """
-        return self.compiled((executor, mask), functools.partial(self._with_gradients, executor, mask))
+        return self.compile((executor, mask), functools.partial(self._with_gradients, executor, mask))
 
     def run(self, slots: Any, floats: Any = None, cotangent: Any = None, weights: Any = None, **how: Any) -> Any:
         """Return the LayerResult in float64 of a `program`: by default of the dense executor, the oracle."""
         floats, cotangent = floats or self.floats, self.cotangent if cotangent is None else cotangent
         weights = self.weights if weights is None else weights
-        return in_float64(self.program(**how), weights, floats, slots, cotangent)
+        return run_in_float64(self.program(**how), weights, floats, slots, cotangent)
 
     def outputs(self, slots: Slots, floats: Any = None, executor: Any = dense) -> np.ndarray:
         """Return outputs [b, t, h, d] in float64, from the program of `run` if there is one."""
         if (executor, WINDOW) in self._programs:
             return self.run(slots, floats, executor=executor).outputs
-        return in_float64(self.layer_program(executor), self.weights, floats or self.floats, slots)
+        return run_in_float64(self.layer_program(executor), self.weights, floats or self.floats, slots)
 
     def layer_program(self, executor: Any = dense) -> Any:
         """Return the compiled function (weights, floats, slots) -> outputs."""
-        return self.compiled(("layer", executor), functools.partial(self.layer, executor=executor))
+        return self.compile(("layer", executor), functools.partial(self.layer, executor=executor))
 
     def tiles(self, slots: Slots, floats: Any = None, cotangent: Any = None) -> LayerResult:
         """Return the result in float64 of small tiles."""
         return self.run(slots, floats, cotangent, executor=small_tiles)
 
-    def of_tokens(self, hook: str, pos: np.ndarray) -> Any:
+    def run_per_token(self, hook: str, pos: np.ndarray) -> Any:
         """Return the hook `logit_scale` or `token_bias` of each sequence at pos [b, t], in float64."""
 
         def run(floats: Floats, pos: Any) -> Any:
@@ -310,4 +310,4 @@ class CheckSubject:
             features = batch_features(self.encoding, floats.params, floats.x, pos)[0] if reads else {}
             return jax.vmap(getattr(self.encoding, hook), in_axes=(None, 0, 0))(floats.params, pos, features)
 
-        return in_float64(self.compiled(hook, run), self.floats, pos)
+        return run_in_float64(self.compile(hook, run), self.floats, pos)

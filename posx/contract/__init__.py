@@ -6,21 +6,22 @@ Types and ranges of an encoding's fields are in `posx.contract.fields`.
 from posx.contract.arrays import (  # noqa: I001 (packed)
     as_float, at_least_float32, distances, exact_einsum, normal, normals, shifted_rows, wide_dtype,
 )  # fmt: skip
-from posx.contract.composite import Chain, Composite, Tabulated, inside, prefixed, rows_at, tabulated
-from posx.contract.encoding import Encoding, abstract_params, check_defined, hooks_of, parts, require_encoding
+from posx.contract.composite import Chain, Composite, Tabulated, select_part, prefix_names, table_rows, tabulate_terms
+from posx.contract.encoding import Encoding, abstract_params, check_defined, defined_hooks, parts, require_encoding
 from posx.contract.facts import About, fact
 from posx.contract.hooks import (
-    FORMULA, HOOKS, MAPS, ByDistance, Features, Params, Tile, acting, bias_by_distance, distance_terms, of_kinds,
+    FORMULA, HOOKS, MAPS, ByDistance, Features, Params, Tile, acting_hooks, bias_by_distance, distance_terms,
+    select_hooks,
 )  # fmt: skip
-from posx.contract.value import Dims, Value, require_resolved, values_in
-from posx.lazy import modules_of
+from posx.contract.value import Dims, Value, require_resolved, walk_values
+from posx.lazy import module_getter
 
-__getattr__ = modules_of(__name__)
+__getattr__ = module_getter(__name__)
 
 __all__ = [
     "FORMULA", "HOOKS", "MAPS", "About", "ByDistance", "Chain", "Composite", "Dims", "Encoding", "Features", "Params",
-    "Tabulated", "Tile", "Value", "abstract_params", "acting", "as_float", "at_least_float32", "bias_by_distance",
-    "check_defined", "distance_terms", "distances", "exact_einsum", "fact", "hooks_of", "inside", "normal", "normals",
-    "of_kinds", "parts", "prefixed", "require_encoding", "require_resolved", "rows_at", "shifted_rows", "tabulated",
-    "values_in", "wide_dtype",
+    "Tabulated", "Tile", "Value", "abstract_params", "acting_hooks", "as_float", "at_least_float32", "bias_by_distance",
+    "check_defined", "defined_hooks", "distance_terms", "distances", "exact_einsum", "fact", "normal", "normals",
+    "parts", "prefix_names", "require_encoding", "require_resolved", "select_hooks", "select_part", "shifted_rows",
+    "table_rows", "tabulate_terms", "walk_values", "wide_dtype",
 ]  # fmt: skip

@@ -18,13 +18,13 @@ from posx.contract.value import Dims
 from posx.errors import ConfigError
 
 
-def inside(name: str, tree: dict[str, Any]) -> dict[str, Any]:
+def select_part(name: str, tree: dict[str, Any]) -> dict[str, Any]:
     """Return the entries of `tree`, parameters or features, that are named "name.x", as x."""
     return {key.removeprefix(f"{name}."): value for key, value in tree.items() if key.startswith(f"{name}.")}
 
 
-def prefixed(name: str, tree: dict[str, Any]) -> dict[str, Any]:
-    """Invert `inside`."""
+def prefix_names(name: str, tree: dict[str, Any]) -> dict[str, Any]:
+    """Invert `select_part`."""
     return {f"{name}.{key}": value for key, value in tree.items()}
 
 
@@ -49,15 +49,15 @@ class Composite(Encoding):
         """Return the arrays of all parts."""
         parts, params = self.named_parts(), Params()
         for own, (name, part) in zip(jax.random.split(rng, len(parts)), parts.items(), strict=True):
-            params |= prefixed(name, part.init(own, dims))
+            params |= prefix_names(name, part.init(own, dims))
         return params
 
     def tabulated(self, params: Params, length: int) -> tuple[Encoding, Params]:
         """Return the value with all parts tabulated."""
         parts = {}
         for name, part in self.named_parts().items():
-            parts[name], own = part.tabulated(inside(name, params), length)
-            params = params | prefixed(name, own)
+            parts[name], own = part.tabulated(select_part(name, params), length)
+            params = params | prefix_names(name, own)
         return self.with_parts(parts), params
 
     def acts_on(self, hook: str) -> bool:
@@ -65,41 +65,46 @@ class Composite(Encoding):
         return defined or any(part.acts_on(hook) for part in self.named_parts().values())
 
 
-def _joined_hook(hook: str) -> Callable[..., Any]:
+def _make_hook(hook: str) -> Callable[..., Any]:
     def call(name: str, part: Encoding, params: Params, *arguments: Any) -> Any:
         """Call a part's hook with the part's own parameters and features."""
-        own = inside(name, params), *(_own(name, *given) for given in zip(HOOKS[hook].takes, arguments, strict=True))
+        own = (
+            select_part(name, params),
+            *(_own(name, *given) for given in zip(HOOKS[hook].takes, arguments, strict=True)),
+        )
         return getattr(part, hook)(*own)
 
     @functools.wraps(getattr(Encoding, hook))
-    def joined(self: Composite, params: Params, *arguments: Any) -> Any:
+    def run_parts(self: Composite, params: Params, *arguments: Any) -> Any:
         acting = [(name, part) for name, part in self.named_parts().items() if part.acts_on(hook)]
         if not acting:
             return getattr(super(Composite, self), hook)(params, *arguments)
         parts = [Part(name, part, functools.partial(call, name, part, params)) for name, part in acting]
         return HOOKS[hook].join(parts, *arguments)
 
-    return joined
+    return run_parts
 
 
 def _own(name: str, argument: str, value: Any) -> Any:
     if argument == "tile":
-        return value._replace(q_features=inside(name, value.q_features), k_features=inside(name, value.k_features))
-    return inside(name, value) if argument == "features" else value
+        return value._replace(
+            q_features=select_part(name, value.q_features), k_features=select_part(name, value.k_features)
+        )
+    return select_part(name, value) if argument == "features" else value
 
 
-def _joined_fact(name: str) -> Any:
-    def joined(self: Composite) -> Any:
+def _make_fact(name: str) -> Any:
+    def join_parts(self: Composite) -> Any:
         parts = self.named_parts()
         return FACTS[name].join([getattr(part, name) for part in parts.values()], parts)
 
-    return fact(joined)
+    return fact(join_parts)
 
 
 for _name in HOOKS:
-    setattr(Composite, _name, _joined_hook(_name))
+    setattr(Composite, _name, _make_hook(_name))
 for _name in FACTS:
-    setattr(Composite, _name, _joined_fact(_name))
+    setattr(Composite, _name, _make_fact(_name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,28 +160,28 @@ class Tabulated(Composite):
     def tables(self, params: Params) -> Params:
         """Return one layer's params and the arrays by distance, each [h or 1, n, ...]."""
         terms = self.base.by_distance(params, jnp.arange(self.length, dtype=jnp.int32))._asdict()
-        arrays = _heads_moved({name: x for name, x in terms.items() if x is not None})
-        return prefixed("base", params) | prefixed("by_distance", arrays)
+        arrays = _swap_heads({name: x for name, x in terms.items() if x is not None})
+        return prefix_names("base", params) | prefix_names("by_distance", arrays)
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         return self.tables(self.base.init(rng, dims))
 
     def by_distance(self, params: Params, distance: jax.Array) -> ByDistance:
-        rows = {name: rows_at(table, distance) for name, table in inside("by_distance", params).items()}
-        return ByDistance(**_heads_moved(rows))
+        rows = {name: table_rows(table, distance) for name, table in select_part("by_distance", params).items()}
+        return ByDistance(**_swap_heads(rows))
 
 
-def _heads_moved(terms: Params) -> Params:
+def _swap_heads(terms: Params) -> Params:
     """Exchange the first two axes of vectors: hooks return [n, h or 1, d], products read [h or 1, n, d]."""
     return {name: x if name in ("bias", "scaled") else x.swapaxes(0, 1) for name, x in terms.items()}
 
 
-def rows_at(table: jax.Array, distance: jax.Array, axis: int = 1) -> jax.Array:
+def table_rows(table: jax.Array, distance: jax.Array, axis: int = 1) -> jax.Array:
     """Return the rows of a table at distances [n], along `axis`: NaN beyond it, the row of 0 for negative ones."""
     return jnp.take(table, jnp.maximum(distance.astype(jnp.int32), 0), axis=axis, mode="fill", fill_value=jnp.nan)
 
 
-def tabulated(encoding: Encoding, params: Params, length: int) -> tuple[Encoding, Params]:
+def tabulate_terms(encoding: Encoding, params: Params, length: int) -> tuple[Encoding, Params]:
     """Return `Encoding.tabulated`, with arrays in place of all terms by distance, unless the bias is the only one."""
     encoding, params = encoding.tabulated(params, length)
     if not distance_terms(encoding, params).keys() - {"bias"}:

@@ -12,8 +12,8 @@ import jax
 
 from posx.contract.classes import check_class
 from posx.contract.facts import About
-from posx.contract.hooks import ByDistance, Features, Params, Tile, acting
-from posx.contract.value import Dims, Value, require, values_in
+from posx.contract.hooks import ByDistance, Features, Params, Tile, acting_hooks
+from posx.contract.value import Dims, Value, require, walk_values
 from posx.errors import UndefinedLength
 
 
@@ -211,14 +211,14 @@ def abstract_params(encoding: Encoding, dims: Dims) -> Params:
 
 
 @functools.lru_cache(maxsize=1024)
-def hooks_of(encoding: Encoding) -> frozenset[str]:
+def defined_hooks(encoding: Encoding) -> frozenset[str]:
     """Return the names of the hooks that the encoding defines. They are found once for each value."""
-    return frozenset(acting(encoding))
+    return frozenset(acting_hooks(encoding))
 
 
 def parts(encoding: Encoding) -> Iterator[Encoding]:
     """Yield the encoding and the encodings in its fields, at any depth."""
-    return (part for part in values_in(encoding) if isinstance(part, Encoding))
+    return (part for part in walk_values(encoding) if isinstance(part, Encoding))
 
 
 def require_encoding(given: Any, where: str) -> None:

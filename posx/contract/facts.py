@@ -56,7 +56,7 @@ def _is_count(x: Any, least: int = 0) -> bool:
     return isinstance(x, int) and not isinstance(x, bool) and x >= least
 
 
-def _all_alike(values: Values, parts: Parts) -> bool:
+def _is_shift_invariant(values: Values, parts: Parts) -> bool:
     """Decide `shift_invariant`: a map after a rotary one sees rotated vectors, unless both rotate the same planes."""
     maps = ([part.planes for part in parts.values() if part.acts_on(hook)] for hook in MAPS)
     rotating = (set(itertools.dropwhile(lambda planes: not planes, each)) for each in maps)
@@ -82,7 +82,7 @@ _NAMES = Fact(
 )
 
 
-def _revised_by(values: Values, parts: Parts) -> frozenset[str]:
+def _join_revisers(values: Values, parts: Parts) -> frozenset[str]:
     """Decide `revised_by`: keys are revised if no other part reads them, or changes products with them."""
     reading = [
         part for part in parts.values()
@@ -95,7 +95,7 @@ _COUNT = Range("a whole number of tokens, at least 0, or None", lambda x: x is N
 
 #: The facts about a method, by name.
 METHOD_FACTS: dict[str, Fact] = {
-    "shift_invariant": Fact(_ANY.allowed, _all_alike),
+    "shift_invariant": Fact(_ANY.allowed, _is_shift_invariant),
     "causal_only": _ANY,
     "integer_positions": _ANY,
     "max_position": Fact(_COUNT, lambda values, _: min((x for x in values if x is not None), default=None)),
@@ -124,7 +124,7 @@ PROMISES: dict[str, Fact] = {
         Range(" or ".join(map(repr, TILINGS)), lambda x: isinstance(x, str) and x in TILINGS),
         lambda values, _: max(values, key=TILINGS.index),
     ),
-    "revised_by": Fact(_NAMES.allowed, _revised_by),
+    "revised_by": Fact(_NAMES.allowed, _join_revisers),
     "reach": Fact(_COUNT, _farthest),
     "fades": _ANY,
 }

@@ -29,15 +29,15 @@ class Range(NamedTuple):
             return False
 
 
-def _compared(words: str, holds: Callable[[Any, float], bool]) -> Callable[[float], Range]:
-    def compared(bound: float) -> Range:
+def _make_bound(words: str, holds: Callable[[Any, float], bool]) -> Callable[[float], Range]:
+    def make_range(bound: float) -> Range:
         return Range(f"{words} {bound:{',' if isinstance(bound, int) else 'g'}}", lambda value: holds(value, bound))
 
-    return compared
+    return make_range
 
 
-at_least, above = _compared("at least", operator.ge), _compared("above", operator.gt)
-at_most, below = _compared("at most", operator.le), _compared("below", operator.lt)
+at_least, above = _make_bound("at least", operator.ge), _make_bound("above", operator.gt)
+at_most, below = _make_bound("at most", operator.le), _make_bound("below", operator.lt)
 
 
 def even(least: int) -> Range:
@@ -70,7 +70,7 @@ def snake_case(cls: type | str) -> str:
 
 
 @functools.cache
-def hints_of(cls: Any) -> dict[str, Any]:
+def type_hints(cls: Any) -> dict[str, Any]:
     """Return the types that a class declares, by name; {} if a name in them cannot be looked up."""
     try:
         return typing.get_type_hints(cls, include_extras=True)
@@ -78,9 +78,9 @@ def hints_of(cls: Any) -> dict[str, Any]:
         return {}
 
 
-def problems_of(value: Any) -> Iterator[str]:
+def field_problems(value: Any) -> Iterator[str]:
     """Yield "name=value problem" of the fields that are out of the range or the choices that their types declare."""
-    hints = hints_of(type(value))  # type: ignore[arg-type]
+    hints = type_hints(type(value))  # type: ignore[arg-type]
     for field in dataclasses.fields(value):
         given = getattr(value, field.name)
         if problem := "" if given is None else _problem(hints.get(field.name), given):

@@ -130,15 +130,15 @@ def _compose_maps(parts: Sequence[Part], vectors: jax.Array, *rest: Any) -> jax.
 
 def _unite(parts: Sequence[Part], x: jax.Array, pos: jax.Array, carry: Any) -> tuple[Features, Any]:
     """Collect the features of all parts, and one carry for each."""
-    found: Features = {}
+    united: Features = {}
     backs = [part.encoding.history.get("features", 0) for part in parts]
     carries = []
     for n, (part, back) in enumerate(zip(parts, backs, strict=True)):
         own = x[:, : 1 + back] if back else x[:, 0] if any(backs) else x
         features, last = part.call(own, pos, None if carry is None else carry[n])
-        found |= {f"{part.name}.{name}": array for name, array in features.items()}
+        united |= {f"{part.name}.{name}": array for name, array in features.items()}
         carries.append(last)
-    return found, tuple(carries)
+    return united, tuple(carries)
 
 
 def _fold(combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -189,14 +189,14 @@ HOOKS: dict[str, Hook] = {
 MAPS = tuple(name for name, hook in HOOKS.items() if hook.takes[:1] == ("vectors",))
 
 
-def acting(encoding: Any, hooks: Iterable[str] = HOOKS) -> tuple[str, ...]:
+def acting_hooks(encoding: Any, hooks: Iterable[str] = HOOKS) -> tuple[str, ...]:
     """Return those of `hooks` that the encoding defines, in the given order."""
     return tuple(hook for hook in hooks if encoding.acts_on(hook))
 
 
-def of_kinds(encoding: Any, *kinds: str) -> tuple[str, ...]:
+def select_hooks(encoding: Any, *kinds: str) -> tuple[str, ...]:
     """Return the hooks of these kinds that the encoding defines, in the order of the formula."""
-    return acting(encoding, (name for name, hook in HOOKS.items() if hook.kind in kinds))
+    return acting_hooks(encoding, (name for name, hook in HOOKS.items() if hook.kind in kinds))
 
 
 def distance_terms(encoding: Any, params: Params, pos_dtype: Any = jnp.int32) -> dict[str, jax.ShapeDtypeStruct]:
@@ -208,13 +208,13 @@ def distance_terms(encoding: Any, params: Params, pos_dtype: Any = jnp.int32) ->
 @functools.lru_cache(maxsize=1024)
 def _distance_terms(encoding: Any, shapes: tuple[Any, ...], pos_dtype: Any) -> dict[str, jax.ShapeDtypeStruct]:
     with jax.numpy_dtype_promotion("standard"):  # `init` gives float32 params even if 64-bit types are on
-        found = jax.eval_shape(encoding.by_distance, dict(shapes), jax.ShapeDtypeStruct((1,), pos_dtype))
-    return {name: term for name, term in found._asdict().items() if term is not None}
+        shapes_by_term = jax.eval_shape(encoding.by_distance, dict(shapes), jax.ShapeDtypeStruct((1,), pos_dtype))
+    return {name: term for name, term in shapes_by_term._asdict().items() if term is not None}
 
 
 def bias_by_distance(encoding: Any, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
     """Return the bias of `by_distance` for all pairs of positions [q] and [k], [h or 1, q, k]; None without one."""
     if "bias" not in distance_terms(encoding, params, q_pos.dtype):
         return None
-    found = encoding.by_distance(params, (q_pos[:, None] - k_pos[None, :]).ravel()).bias
-    return found.reshape(-1, q_pos.shape[0], k_pos.shape[0])
+    bias = encoding.by_distance(params, (q_pos[:, None] - k_pos[None, :]).ravel()).bias
+    return bias.reshape(-1, q_pos.shape[0], k_pos.shape[0])

@@ -21,8 +21,8 @@ from posx.contract.classes import check_decorated
 from posx.contract.composite import Composite
 from posx.contract.encoding import Encoding, abstract_params
 from posx.contract.facts import FACTS, LOOKING_BACK, check_fact
-from posx.contract.hooks import HOOKS, MAPS, ByDistance, Features, Params, Tile, acting
-from posx.contract.value import Dims, require_resolved, values_in
+from posx.contract.hooks import HOOKS, MAPS, ByDistance, Features, Params, Tile, acting_hooks
+from posx.contract.value import Dims, require_resolved, walk_values
 from posx.errors import ConfigError, PosxError, nearest
 
 Struct = jax.ShapeDtypeStruct
@@ -56,13 +56,13 @@ class Use(NamedTuple):
         return f"num_heads={self.q.shape[0]}, head_dim={self.q.shape[1]}, num_kv_heads={self.k.shape[0]}"
 
 
-def check_value(encoding: Encoding, dims: Dims) -> None:
+def check_usable(encoding: Encoding, dims: Dims) -> None:
     """Raise ConfigError if `encoding`, resolved for `dims`, cannot be used as a value or a hook does not fit.
 
     Values in its fields, such as the parts of a chain, are checked before it. A check traces every hook, which takes
     milliseconds. Its result is remembered.
     """
-    for part in reversed(list(values_in(encoding))):
+    for part in reversed(list(walk_values(encoding))):
         check_decorated(type(part))
         for field in dataclasses.fields(part):
             where, value = f"{type(part).__name__}.{field.name}", getattr(part, field.name)
@@ -79,11 +79,11 @@ def check_value(encoding: Encoding, dims: Dims) -> None:
                 )
         require_resolved(part)
         if isinstance(part, Encoding):
-            _check_value(part, dims)
+            _check_usable(part, dims)
 
 
 @functools.lru_cache(maxsize=1024)
-def _check_value(encoding: Encoding, dims: Dims) -> None:
+def _check_usable(encoding: Encoding, dims: Dims) -> None:
     for fact in FACTS:
         check_fact(type(encoding).__name__, fact, getattr(encoding, fact))
     hook_shapes(encoding, dims)
@@ -95,15 +95,15 @@ def hook_shapes(encoding: Encoding, dims: Dims, vectors: Any = None) -> Called:
     `vectors` is the type of token vectors; all else has the default float type. Raises ConfigError for the first hook
     that does not fit, and if `init` returns no parameters of floats.
     """
-    return _checked(encoding, dims, vectors).called
+    return _run_checks(encoding, dims, vectors).called
 
 
 def tile_shapes(encoding: Encoding, dims: Dims, vectors: Any = None) -> Tile:
     """Return the shapes of the tile that `score` is given in a model of these sizes, as `hook_shapes` does."""
-    return _checked(encoding, dims, vectors).tile
+    return _run_checks(encoding, dims, vectors).tile
 
 
-def _checked(encoding: Encoding, dims: Dims, vectors: Any) -> HookCheck:
+def _run_checks(encoding: Encoding, dims: Dims, vectors: Any) -> HookCheck:
     floats = jnp.result_type(float)
     h, d, dtype = dims.num_heads, dims.head_dim, vectors or floats
     q, k, x = (Struct(shape, dtype) for shape in ((h, d), (dims.kv_heads, d), (dims.model_dim,)))
@@ -122,10 +122,10 @@ def _init(encoding: Encoding, dims: Dims) -> Params:
     except Exception as error:  # the user's own code
         raise ConfigError(f"{encoding}.init(rng, dims) raises {_one_line(error)}") from error
     if not isinstance(params, dict) or not all(isinstance(name, str) for name in params):
-        raise ConfigError(f"{encoding}.init must give a dict of arrays by name, not {_shown(params)}.")
+        raise ConfigError(f"{encoding}.init must give a dict of arrays by name, not {_describe(params)}.")
     for name, array in params.items():
         if not _is_float(array):
-            raise ConfigError(f"{encoding}.init must give arrays of floats, but {name!r} is {_shown(array)}.")
+            raise ConfigError(f"{encoding}.init must give arrays of floats, but {name!r} is {_describe(array)}.")
     for fact in ("shared", "decayed"):
         for name in sorted(getattr(encoding, fact) - params.keys()):
             raise ConfigError(
@@ -197,7 +197,7 @@ class HookCheck:
         given["later"] = Struct((sizes["k"], sizes["q"]), jnp.bool_)
         given["features"], given["vectors"] = features, Struct((sizes["q"], sizes["h"], use.v.shape[1]), use.q.dtype)
         called = {"embed", *LOOKING_BACK, *(["revise"] if use.cached else [])}
-        for hook in acting(encoding):
+        for hook in acting_hooks(encoding):
             if hook not in called:
                 self._call(hook, *(given[argument] for argument in HOOKS[hook].takes))
 
@@ -208,14 +208,14 @@ class HookCheck:
     def _features(self, *sides: Struct) -> list[Features]:
         """Return the features of queries and of keys at pos; the second call starts from the carry of the first."""
         use, carry = self.use, None
-        found: list[Features] = []
+        by_side: list[Features] = []
         if use.x is None or not self.encoding.acts_on("features"):
             return [self._tokens("q", use.q_features), self._tokens("k", use.k_features)]
         for letter, pos in zip("qk", sides, strict=True):
             given = self._map("features", self._tokens(letter, use.x), pos, carry)
             name, before = f"{self.encoding}.features", carry
             if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Mapping)):
-                raise ConfigError(f"{name} must give ({{name: [t, ...]}}, carry), not {_shown(given)}.")
+                raise ConfigError(f"{name} must give ({{name: [t, ...]}}, carry), not {_describe(given)}.")
             features, carry = given
             if before is not None and _types(carry) != _types(before):
                 raise ConfigError(
@@ -225,10 +225,10 @@ class HookCheck:
             for feature, array in features.items():
                 if not hasattr(array, "shape") or array.shape[:1] != pos.shape:
                     raise ConfigError(
-                        f"{name} gives {feature!r} {_shown(array)}, but [{letter}, ...] is expected ({self._where})."
+                        f"{name} gives {feature!r} {_describe(array)}, but [{letter}, ...] is expected ({self._where})."
                     )
-            found.append(dict(features))
-        return found
+            by_side.append(dict(features))
+        return by_side
 
     def _tokens(self, letter: str, tree: Any) -> Any:
         return jax.tree.map(lambda x: Struct((self.sizes[letter], *x.shape), x.dtype), tree)
@@ -237,7 +237,7 @@ class HookCheck:
         """Return the shapes that `hook` returns. Raises ConfigError, one line, for what it raises and for others."""
         made = f"{self.encoding}.{hook}({', '.join(('params', *map(_argument, arguments)))})"
         try:
-            found = jax.eval_shape(getattr(self.encoding, hook), self.params, *arguments)
+            shapes = jax.eval_shape(getattr(self.encoding, hook), self.params, *arguments)
         except PosxError:
             raise
         except KeyError as error:
@@ -253,32 +253,34 @@ class HookCheck:
                     f"posx.build(spec, posx.Dims({self.use.dims}, ...)). If it was, the error above is in its own code."
                 ) from error
             raise ConfigError(f"{made} raises {_one_line(error)} ({self._where})") from error
-        self.called[hook] = arguments, found
+        self.called[hook] = arguments, shapes
         wanted, width = HOOKS[hook].gives, arguments[0].shape[-1] if hook in MAPS else 0
         if isinstance(wanted, ByDistance):
-            self._check_terms(found, wanted)
+            self._check_terms(shapes, wanted)
         elif wanted:
-            self._expect(hook, found, wanted, width)
-        return found
+            self._expect(hook, shapes, wanted, width)
+        return shapes
 
-    def _check_terms(self, found: Any, wanted: ByDistance) -> None:
-        idle = isinstance(found, ByDistance) and all(term is None for term in found)
-        if not isinstance(found, ByDistance) or (idle and not isinstance(self.encoding, Composite)):
-            raise ConfigError(f"{self.encoding}.by_distance must give ByDistance(bias=..., ...), not {_shown(found)}.")
-        for name, term in found._asdict().items():
+    def _check_terms(self, terms: Any, wanted: ByDistance) -> None:
+        idle = isinstance(terms, ByDistance) and all(term is None for term in terms)
+        if not isinstance(terms, ByDistance) or (idle and not isinstance(self.encoding, Composite)):
+            raise ConfigError(
+                f"{self.encoding}.by_distance must give ByDistance(bias=..., ...), not {_describe(terms)}."
+            )
+        for name, term in terms._asdict().items():
             if term is not None:
                 width = (self.use.v if name == "value" else self.use.q).shape[1]
                 self._expect(f"by_distance.{name}", term, getattr(wanted, name), width)
 
-    def _expect(self, what: str, found: Any, wanted: str, d: int = 0) -> None:
+    def _expect(self, what: str, shape: Any, wanted: str, d: int = 0) -> None:
         """Raise ConfigError unless `found` is floats of the `wanted` shape: letters, 1, "*" for any size."""
         sizes: dict[str, Any] = self.sizes | {"1": 1, "*": "*"} | ({"d": d} if d else {})
         form = [[sizes[letter] for letter in axis.split(" or ")] for axis in wanted.split(", ")]
-        fits = _is_float(found) and len(found.shape) == len(form)
-        if not fits or not all(size in axis or "*" in axis for size, axis in zip(found.shape, form, strict=True)):
+        fits = _is_float(shape) and len(shape.shape) == len(form)
+        if not fits or not all(size in axis or "*" in axis for size, axis in zip(shape.shape, form, strict=True)):
             numbers = ", ".join(" or ".join(map(str, dict.fromkeys(axis))) for axis in form)
             raise ConfigError(
-                f"{self.encoding}.{what} gives {_shown(found)}, but [{wanted}] = [{numbers}] is expected "
+                f"{self.encoding}.{what} gives {_describe(shape)}, but [{wanted}] = [{numbers}] is expected "
                 f"({self._where})."
             )
 
@@ -287,15 +289,15 @@ class HookCheck:
         return f"{self.use.heads}; {', '.join(f'{letter} = {self.sizes[letter]}' for letter in 'qkn')}"
 
 
-def _is_float(found: Any) -> bool:
-    return hasattr(found, "dtype") and jnp.issubdtype(found.dtype, jnp.floating)
+def _is_float(result: Any) -> bool:
+    return hasattr(result, "dtype") and jnp.issubdtype(result.dtype, jnp.floating)
 
 
-def _shown(found: Any) -> str:
+def _describe(result: Any) -> str:
     """Return a result in a few words: the shape of an array of floats, else its type too."""
-    if hasattr(found, "shape"):
-        return f"{list(found.shape)}{'' if _is_float(found) else f' of {found.dtype}'}"
-    return "None" if found is None else f"a {type(found).__name__}"
+    if hasattr(result, "shape"):
+        return f"{list(result.shape)}{'' if _is_float(result) else f' of {result.dtype}'}"
+    return "None" if result is None else f"a {type(result).__name__}"
 
 
 def _argument(given: Any) -> str:

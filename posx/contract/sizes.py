@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from posx.contract.encoding import Encoding, abstract_params
 from posx.contract.hooks import Params
 from posx.contract.shapes import HookCheck, Struct, Use, with_history
-from posx.contract.value import Dims, values_in
+from posx.contract.value import Dims, walk_values
 from posx.errors import ConfigError, other_names
 
 #: Shapes of arrays by name; "*" is any size.
@@ -37,14 +37,14 @@ def check_call(encoding: Encoding, params: Params, use: Use) -> None:
 def _check_call(encoding: Encoding, leaves: tuple[Any, ...], tree: Any) -> None:
     params, use = tree.unflatten(leaves)
     sizes = dict(zip(("num_heads", "head_dim", "num_kv_heads"), (*use.q.shape, use.k.shape[0]), strict=True))
-    for part in values_in(encoding):
+    for part in walk_values(encoding):
         for name, size in sizes.items():
             if (built_for := getattr(part, name, None)) and built_for != size:
                 raise ConfigError(f"{part} was built for {name}={built_for}, but {use.heads}")
     if (wanted := _shapes(abstract_params, encoding, use)) is not None:
         merged = ", with the shared arrays merged into each layer's own" if encoding.shared else ""
         remedy = f"Give all that init(rng, dims) returns{merged}, and nothing else ({use.heads})."
-        check_params(str(encoding), named(params), wanted, remedy)
+        check_params(str(encoding), array_shapes(params), wanted, remedy)
     if use.x is None and encoding.acts_on("features"):
         _check_features(encoding, use)
     HookCheck(encoding, params, use).run()
@@ -59,17 +59,17 @@ def check_params(whose: str, given: Shapes, wanted: Shapes, remedy: str) -> None
             raise ConfigError(f"{whose}: parameter {name!r} is {_text(given[name])}, not {_text(shape)}. {remedy}")
 
 
-def named(params: Any) -> Shapes:
+def array_shapes(params: Any) -> Shapes:
     """Return the shapes of a tree of arrays by name: {"layers.layer_00.mlp.up": (m, f)}."""
-    found = jax.tree_util.tree_flatten_with_path(params)[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape for path, leaf in found}
+    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape for path, leaf in leaves}
 
 
 def _check_features(encoding: Encoding, use: Use) -> None:
     """Raise ConfigError if features out of a cache are not those that the encoding keeps of a token."""
-    wanted = _shapes(_features_of, encoding, use) or {}
+    wanted = _shapes(_feature_shapes, encoding, use) or {}
     revised = encoding.revised_by if use.cached else frozenset()
-    for side, given in (("q_features", named(use.q_features)), ("k_features", named(use.k_features))):
+    for side, given in (("q_features", array_shapes(use.q_features)), ("k_features", array_shapes(use.k_features))):
         for name, axes in wanted.items():
             if name not in given and name in revised:
                 continue
@@ -90,7 +90,7 @@ def _shapes(made: Callable[[Encoding, Dims], dict[str, Any]], encoding: Encoding
     """
     (h, d), (g, _) = use.q.shape, use.k.shape
     try:
-        one, other = (named(made(encoding, Dims(n * h * d, h, d, n, 64 * n, g))) for n in (2, 4))
+        one, other = (array_shapes(made(encoding, Dims(n * h * d, h, d, n, 64 * n, g))) for n in (2, 4))
         return {
             name: tuple(a if a == b else "*" for a, b in zip(shape, other[name], strict=True))
             for name, shape in one.items()
@@ -99,7 +99,7 @@ def _shapes(made: Callable[[Encoding, Dims], dict[str, Any]], encoding: Encoding
         return None
 
 
-def _features_of(encoding: Encoding, dims: Dims) -> dict[str, Any]:
+def _feature_shapes(encoding: Encoding, dims: Dims) -> dict[str, Any]:
     """Return the shapes of the features of one token in a model of `dims`."""
     x = with_history(encoding, "features", Struct((1, dims.model_dim), jnp.result_type(float)))
     features, _ = jax.eval_shape(

@@ -76,12 +76,12 @@ class _Reached:
             return sorted(map(repr, value))
         self.seen[id(value)] = len(self.seen), value
         if isinstance(value, type):
-            return self._of_class(value)
+            return self._class_form(value)
         if isinstance(value, FunctionType):
-            return self._of_function(value)
-        return self._of_object(value)
+            return self._function_form(value)
+        return self._object_form(value)
 
-    def _of_object(self, value: Any) -> Any:
+    def _object_form(self, value: Any) -> Any:
         kind = type(value)
         if names := _HOLDERS.get(kind) or ("__wrapped__",) * hasattr(value, "__wrapped__"):
             return [kind.__name__, *(self.form(getattr(value, name)) for name in names)]
@@ -92,21 +92,23 @@ class _Reached:
             return [self.form(kind), self.form(object.__getstate__(value))]  # its dictionary and slots
         return kind.__qualname__
 
-    def _of_class(self, cls: type) -> Any:
+    def _class_form(self, cls: type) -> Any:
         if not self._is_own(cls.__module__):
             return f"{_top(cls.__module__)} {cls.__qualname__}"
         members = {name: member for name, member in sorted(vars(cls).items()) if _is_written(name, member)}
         return [_source(cls), [self.form(base) for base in cls.__mro__[1:]], self.form(members)]
 
-    def _of_function(self, function: FunctionType) -> Any:
+    def _function_form(self, function: FunctionType) -> Any:
         wrapped = getattr(function, "__wrapped__", None)
         if not self._is_own(str(function.__globals__.get("__name__"))):
             return f"{_top(function.__module__)} {function.__qualname__}" if wrapped is None else self.form(wrapped)
         given = [function.__defaults__, function.__kwdefaults__, wrapped]
-        read = [(name, self.form(value)) for name, value in sorted(self._read_by(function), key=lambda pair: pair[0])]
+        read = [
+            (name, self.form(value)) for name, value in sorted(self._read_names(function), key=lambda pair: pair[0])
+        ]
         return [_source(function.__code__), [self.form(value) for value in given], read]
 
-    def _read_by(self, function: FunctionType) -> Iterator[tuple[str, Any]]:
+    def _read_names(self, function: FunctionType) -> Iterator[tuple[str, Any]]:
         """Yield the globals, closed-over variables and attributes of the user's modules that a function reads."""
         steps = [step for code in _codes(function.__code__) for step in dis.get_instructions(code)]
         read = {step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
@@ -114,7 +116,7 @@ class _Reached:
         values = {name: function.__globals__[name] for name in read if name in function.__globals__}
         package = str(function.__globals__.get("__package__") or "")
         for name in {step.argval for step in steps if step.opname == "IMPORT_NAME"}:
-            if (module := self._imported(name, package)) is not None:
+            if (module := self._import_module(name, package)) is not None:
                 values[name] = module
         values |= zip(function.__code__.co_freevars, map(_content, function.__closure__ or ()), strict=True)
         todo, done = list(values.items()), set()
@@ -125,7 +127,7 @@ class _Reached:
                 done.add(value)
                 todo += [(f"{name}.{each}", getattr(value, each)) for each in attributes if hasattr(value, each)]
 
-    def _imported(self, name: str, package: str) -> ModuleType | None:
+    def _import_module(self, name: str, package: str) -> ModuleType | None:
         """Return a module that a function imports when it runs, None if it is not the user's or cannot be imported."""
         for full in (name, f"{package}.{name}" if package else ""):
             if full in sys.modules:

@@ -10,7 +10,7 @@ from typing import Any, Self
 import jax
 
 from posx.contract.classes import check_decorated
-from posx.contract.fields import hints_of, problems_of, snake_case
+from posx.contract.fields import field_problems, snake_case, type_hints
 from posx.errors import ConfigError
 
 
@@ -61,9 +61,9 @@ class Value:
         check_decorated(type(self))  # a dataclass brings its own __init__
 
     def __post_init__(self) -> None:
-        for problem in problems_of(self):
+        for problem in field_problems(self):
             raise ConfigError(f"{snake_case(type(self))}: {problem}")
-        hints = hints_of(type(self))  # type: ignore[arg-type]
+        hints = type_hints(type(self))  # type: ignore[arg-type]
         for field in dataclasses.fields(self):
             if isinstance(hint := hints.get(field.name), type) and issubclass(hint, Value):
                 require(hint, getattr(self, field.name), f"{type(self).__name__}: {field.name}")
@@ -89,17 +89,17 @@ class Value:
     def with_inner(self, change: Callable[[Any], Any]) -> Self:
         """Return the value with `change` applied to the values in its fields."""
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.init}
-        found = jax.tree.map(lambda inner: change(inner) if isinstance(inner, Value) else inner, given)
-        return self if found == given else dataclasses.replace(self, **found)
+        fields = jax.tree.map(lambda inner: change(inner) if isinstance(inner, Value) else inner, given)
+        return self if fields == given else dataclasses.replace(self, **fields)
 
 
-def values_in(value: Value) -> Iterator[Value]:
+def walk_values(value: Value) -> Iterator[Value]:
     """Yield the value and the values in its fields, at any depth."""
     yield value
     for field in dataclasses.fields(value):
         for inner in jax.tree.leaves(getattr(value, field.name)):
             if isinstance(inner, Value):
-                yield from values_in(inner)
+                yield from walk_values(inner)
 
 
 def require(kind: type, given: Any, where: str) -> None:
@@ -113,7 +113,7 @@ def require(kind: type, given: Any, where: str) -> None:
 @functools.lru_cache(maxsize=1024)
 def require_resolved(value: Value) -> None:
     """Raise ConfigError that names the open fields of the value, or of a value in its fields."""
-    for part in values_in(value):
+    for part in walk_values(value):
         if unset := [field.name for field in dataclasses.fields(part) if getattr(part, field.name) is None]:
             where = f"{type(part).__name__}.{unset[0]}"
             raise ConfigError(f"{where} is not set. Call resolve(dims) or build(...), or give {unset}.")

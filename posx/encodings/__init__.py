@@ -9,17 +9,17 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from posx.contract import Chain, Dims, Encoding, Value, values_in
+from posx.contract import Chain, Dims, Encoding, Value, walk_values
 from posx.contract.classes import check_decorated
 from posx.contract.fields import snake_case
-from posx.contract.shapes import check_value
+from posx.contract.shapes import check_usable
 from posx.contract.sources import source_digest
 from posx.encodings.frequencies import RULES, FrequencyRule
 from posx.encodings.grammar import parse, parse_field, unparse
-from posx.encodings.inheritance import check_change, inherited
+from posx.encodings.inheritance import check_change, inherit_fields
 from posx.errors import ConfigError, nearest
-from posx.fields import typed_fields
-from posx.lazy import modules_of
+from posx.lazy import module_getter
+from posx.parsing import typed_fields
 
 #: The class of each encoding. Its name is the class in snake case, and its module has that name.
 _CLASSES = (
@@ -30,7 +30,7 @@ _CLASSES = (
 )  # fmt: skip
 _PLACES = {name: f"{__name__}.{snake_case(name)}" for name in _CLASSES}
 
-__getattr__ = modules_of(__name__, _PLACES)
+__getattr__ = module_getter(__name__, _PLACES)
 
 
 def __dir__() -> list[str]:
@@ -74,10 +74,10 @@ Spec = str | Mapping[str, Any] | Sequence[Any] | Value
 
 def encoding_class(name: str) -> type[Encoding]:
     """Return the class of a registry name, or of a user's "package.module:Class". Raises ConfigError."""
-    return Chain if name == CHAIN else _class_of(name, Encoding)
+    return Chain if name == CHAIN else _find_class(name, Encoding)
 
 
-def _class_of(name: str, kind: type[Value]) -> Any:
+def _find_class(name: str, kind: type[Value]) -> Any:
     """Return the class that is named in a field of `kind`: of the registry, or a user's own."""
     registry, noun = _REGISTRIES[kind]
     if name in registry:
@@ -90,7 +90,7 @@ def _class_of(name: str, kind: type[Value]) -> Any:
         )
     module_name, _, class_name = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module_name), class_name)
+        cls = getattr(importlib.import_module(module_name), class_name)
     except ConfigError as error:  # from the class itself, see `posx.contract.classes`
         raise ConfigError(f"{noun} {name!r}: {error}") from None
     except (Exception, SystemExit) as error:  # importing runs the user's own code
@@ -98,14 +98,14 @@ def _class_of(name: str, kind: type[Value]) -> Any:
         if not meant and isinstance(error, ModuleNotFoundError) and error.name == module_name:
             meant = f". Run posx in the folder of {module_name}.py, or put that folder on PYTHONPATH."
         raise ConfigError(f"{noun} {name!r} cannot be imported: {type(error).__name__}: {error}{meant}") from None
-    if not (isinstance(found, type) and issubclass(found, kind)):
+    if not (isinstance(cls, type) and issubclass(cls, kind)):
         raise ConfigError(
             f"{noun} {name!r} is not a frozen dataclass that derives from posx.{kind.__name__}. Write "
             "@dataclasses.dataclass(frozen=True) above it, and derive it."
         )
-    check_decorated(found)
-    source_digest(found)  # now, before the file can change
-    return found
+    check_decorated(cls)
+    source_digest(cls)  # now, before the file can change
+    return cls
 
 
 def encoding_name(encoding: Value) -> str:
@@ -139,17 +139,17 @@ def build(spec: Spec, dims: Dims) -> Encoding:
         hook does not return the shapes that the formula needs (see `posx.contract.shapes`).
     """
     encoding = from_spec(spec)
-    resolved = _called(f"{type(encoding).__name__}.resolve", encoding.resolve, dims)
+    resolved = _call_user_code(f"{type(encoding).__name__}.resolve", encoding.resolve, dims)
     if not isinstance(resolved, Encoding):
         raise ConfigError(f"{type(encoding).__name__}.resolve must return the value, not {resolved!r}")
-    check_value(resolved, dims)
+    check_usable(resolved, dims)
     return resolved
 
 
 def from_spec(spec: Spec, kind: type[Value] = Encoding, over: Value | None = None) -> Any:
     """Return the value of a kind that `spec` names, with its open fields still open.
 
-    Fields that the spec does not name are their defaults, or as in the value `over` (see `inherited`). Raises
+    Fields that the spec does not name are their defaults, or as in the value `over` (see `inherit_fields`). Raises
     ConfigError as `build`.
     """
     if isinstance(spec, Value):
@@ -161,12 +161,12 @@ def from_spec(spec: Spec, kind: type[Value] = Encoding, over: Value | None = Non
         name = _name(spec)
         if spec == {"name": CHAIN}:
             raise ConfigError(f"{CHAIN!r} alone is no encoding. Write the parts of a chain with +, such as rope+alibi")
-        cls = encoding_class(name) if kind is Encoding else _class_of(name, kind)
-        old = inherited(cls, over, spec.keys()) if over else {}
-        return _called(f"{noun} {name!r}", cls, **_fields_of(cls, noun, spec, old, over))
+        cls = encoding_class(name) if kind is Encoding else _find_class(name, kind)
+        old = inherit_fields(cls, over, spec.keys()) if over else {}
+        return _call_user_code(f"{noun} {name!r}", cls, **_read_fields(cls, noun, spec, old, over))
     if isinstance(spec, Sequence) and kind is Encoding:
         parts = tuple(map(from_spec, spec, [kind] * len(spec), _overs(spec, over)))
-        if isinstance(over, Chain) and any(over in values_in(part) for part in parts):
+        if isinstance(over, Chain) and any(over in walk_values(part) for part in parts):
             raise ConfigError(f"{unparse(spec)}: a part would hold the whole chain {spec_text(over)}. Write it out.")
         return Chain(parts)
     forms = "an encoding is a name, a mapping or a list" if kind is Encoding else f"a {noun} is a name or a mapping"
@@ -189,9 +189,9 @@ def changed(text: str, trained: Encoding) -> Encoding:
         check_change(new, trained, spec)
         return new
     (name,) = fields
-    owners = [value for value in values_in(trained) if name in {field.name for field in dataclasses.fields(value)}]
+    owners = [value for value in walk_values(trained) if name in {field.name for field in dataclasses.fields(value)}]
     if len(owners) != 1:
-        known = dict.fromkeys(f.name for value in values_in(trained) for f in dataclasses.fields(value) if f.init)
+        known = dict.fromkeys(f.name for value in walk_values(trained) for f in dataclasses.fields(value) if f.init)
         parts = " and ".join(map(encoding_name, owners))
         problem = f"{parts} have this field. Write out the whole spec" if owners else "there is no such field"
         near = "" if owners else nearest(name, list(known))
@@ -200,10 +200,10 @@ def changed(text: str, trained: Encoding) -> Encoding:
     kind = next(kind for kind in _REGISTRIES if isinstance(owner, kind))
     new = from_spec({"name": encoding_name(owner), **fields}, kind, over=owner)
 
-    def replaced(value: Value) -> Value:
-        return new if value is owner else value.with_inner(replaced)
+    def replace(value: Value) -> Value:
+        return new if value is owner else value.with_inner(replace)
 
-    return replaced(trained)  # type: ignore[return-value]
+    return replace(trained)  # type: ignore[return-value]
 
 
 def _overs(spec: Sequence[Any], over: Value | None) -> Sequence[Value | None]:
@@ -215,7 +215,7 @@ def _overs(spec: Sequence[Any], over: Value | None) -> Sequence[Value | None]:
     return over.parts if isinstance(over, Chain) and names == [*map(encoding_name, over.parts)] else [over] * len(spec)
 
 
-def _fields_of(
+def _read_fields(
     cls: type, noun: str, spec: Mapping[str, Any], old: Mapping[str, Any], over: Value | None
 ) -> dict[str, Any]:
     """Return the fields of a spec as values; those that it does not name are as in `old`, which is made of `over`."""
@@ -226,7 +226,7 @@ def _fields_of(
     if missing := [name for name in needed if name not in typed]:
         raise ConfigError(f"{noun} {spec['name']!r} needs {missing[0]}. Write {spec['name']}({missing[0]}=...).")
     hints = typing.get_type_hints(cls)
-    return {key: _nested(value, hints[key], old.get(key, over)) for key, value in typed.items()}
+    return {key: _read_field(value, hints[key], old.get(key, over)) for key, value in typed.items()}
 
 
 def spec_of(encoding: Encoding) -> dict[str, Any] | list[Any]:
@@ -239,7 +239,7 @@ def code_of(layers: Iterable[Encoding]) -> dict[str, str]:
 
     Encodings of posx have no digest, see `posx.contract.sources`.
     """
-    values = [part for encoding in dict.fromkeys(layers) for part in values_in(encoding)]
+    values = [part for encoding in dict.fromkeys(layers) for part in walk_values(encoding)]
     digests = {encoding_name(value): source_digest(type(value)) for value in values}
     return {name: digest for name, digest in sorted(digests.items()) if digest}
 
@@ -263,7 +263,7 @@ def _name(spec: Mapping[str, Any]) -> str:
     return spec["name"]
 
 
-def _nested(value: Any, hint: Any, old: Any) -> Any:
+def _read_field(value: Any, hint: Any, old: Any) -> Any:
     """Return the value of a field of type `hint`. Specs in it become values, over the `old` one if there is one."""
     kinds = [kind for kind in (hint, *typing.get_args(hint)) if isinstance(kind, type) and issubclass(kind, Value)]
     if not kinds:
@@ -278,7 +278,7 @@ def _nested(value: Any, hint: Any, old: Any) -> Any:
     return made
 
 
-def _called(name: str, function: Callable, /, *args: Any, **fields: Any) -> Any:
+def _call_user_code(name: str, function: Callable, /, *args: Any, **fields: Any) -> Any:
     """Call a user's code. Its exception becomes a ConfigError of one line."""
     try:
         return function(*args, **fields)

@@ -11,7 +11,7 @@ from posx.contract import About, Dims, Encoding, Features, Params, fact
 from posx.contract.arrays import as_float, at_least_float32, exact_einsum, normal
 from posx.contract.fields import Base, Channels, Heads
 from posx.encodings.angles import check_pairs, inverse_frequencies, running_angles
-from posx.encodings.rope import rotate_by
+from posx.encodings.rope import rotate_planes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,13 +55,13 @@ class AccumulatedRope(Encoding):
 
     def features(self, params: Params, x: jax.Array, pos: jax.Array, carry: Any) -> tuple[Features, Any]:
         if self.random:
-            steps = self._drawn(x, pos)
+            steps = self._draw_steps(x, pos)
         else:
             steps = exact_einsum("tm,mgc->tgc", at_least_float32(x), params["steps"])
         angles, carry = running_angles(steps, inverse_frequencies(self.base, self.head_dim), carry)
         return {"angles": angles}, carry
 
-    def _drawn(self, x: jax.Array, pos: jax.Array) -> jax.Array:
+    def _draw_steps(self, x: jax.Array, pos: jax.Array) -> jax.Array:
         """Draw the steps [t, g, c] of tokens at pos [t], 0 for an empty slot."""
 
         def draw(pos: jax.Array) -> jax.Array:
@@ -74,6 +74,6 @@ class AccumulatedRope(Encoding):
         return jnp.where((x != 0).any(axis=-1)[:, None, None], drawn, 0)
 
     def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
-        return rotate_by(features["angles"], vectors)
+        return rotate_planes(features["angles"], vectors)
 
     key = query

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from posx.contract import About, Dims, Encoding, Features, Params, at_least_float32, exact_einsum, normals
 from posx.contract.fields import at_least
 from posx.encodings.log_length import keys_so_far
-from posx.encodings.ssmax import PlainHeads, after_plain_heads, check_plain_heads
+from posx.encodings.ssmax import PlainHeads, check_plain_heads, prepend_plain_heads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,4 +49,4 @@ class AdaptiveTemperature(Encoding):
     def logit_scale(self, params: Params, pos: jax.Array, features: Features) -> jax.Array:
         beta, gamma = features["beta"].T, features["gamma"].T
         grown = self.delta + beta * jnp.log(keys_so_far(pos) + 1)[None, :] ** gamma
-        return after_plain_heads(self.plain_heads, grown)
+        return prepend_plain_heads(self.plain_heads, grown)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from posx.contract import exact_einsum, shifted_rows
-from posx.machine.platforms import on_cpu
+from posx.machine.platforms import is_on_cpu
 
 #: Numbers that one triangular product sums. 16 and 64 are slower.
 BLOCK = 32
@@ -31,7 +31,7 @@ def sums_from_each(x: jax.Array) -> jax.Array:
     return (within + later[..., None]).reshape(*x.shape[:-1], -1)[..., :n]
 
 
-def interpolated(rows: jax.Array, at: jax.Array) -> jax.Array:
+def interpolate(rows: jax.Array, at: jax.Array) -> jax.Array:
     """Return the numbers of rows [..., p], p >= 2, linear between whole places, at places [..., n] from 0 to p - 1.
 
     Both neighbours are read as one slice. The gradient of `rows` then adds one slice for each place, instead of two
@@ -54,7 +54,7 @@ def _consecutive(distance: jax.Array) -> jax.Array:
 def _rows(strip: jax.Array, distance: jax.Array) -> jax.Array:
     """Return [h, q, k] of numbers [h, q, q + k] at the distances from the largest one down, as slices."""
     h, num_queries, width = strip.shape
-    if not on_cpu():  # the distances are consecutive
+    if not is_on_cpu():  # the distances are consecutive
         return shifted_rows(strip)
     firsts = (distance[-1, 0] - distance[:, 0]).astype(jnp.int32)  # positions may be floats
     firsts = jnp.broadcast_to(firsts[None], (h, num_queries)).reshape(-1)
@@ -62,23 +62,23 @@ def _rows(strip: jax.Array, distance: jax.Array) -> jax.Array:
     return of_row(strip.reshape(-1, width), firsts).reshape(h, *distance.shape)
 
 
-def at_pairs(function: Callable[[jax.Array], jax.Array], distance: jax.Array) -> jax.Array:
+def evaluate_pairs(function: Callable[[jax.Array], jax.Array], distance: jax.Array) -> jax.Array:
     """Return [h or 1, q, k] of a function of distances [n] -> [h or 1, n].
 
     It is evaluated once for each distance of a tile of consecutive positions, else for each pair.
     """
 
-    def by_slices() -> jax.Array:
+    def read_slices() -> jax.Array:
         falling = distance[-1, 0] - jnp.arange(sum(distance.shape), dtype=distance.dtype)
         strip = function(falling)
         return _rows(jnp.broadcast_to(strip[:, None], (len(strip), len(distance), strip.shape[1])), distance)
 
-    def by_number() -> jax.Array:
+    def read_numbers() -> jax.Array:
         return function(distance.ravel()).reshape(-1, *distance.shape)
 
     if len(distance) == 1:
-        return by_number()
-    return jax.lax.cond(_consecutive(distance), by_slices, by_number)
+        return read_numbers()
+    return jax.lax.cond(_consecutive(distance), read_slices, read_numbers)
 
 
 def bank_products(vectors: jax.Array, bank: jax.Array, distance: jax.Array) -> jax.Array:
@@ -96,17 +96,17 @@ def bank_products(vectors: jax.Array, bank: jax.Array, distance: jax.Array) -> j
     width = num_queries + num_keys
 
     def products(bank: jax.Array) -> jax.Array:
-        found = exact_einsum("ir,re->ie", rows.reshape(-1, rows.shape[2]), bank)
-        return found.reshape(*rows.shape[:2], -1)
+        sums = exact_einsum("ir,re->ie", rows.reshape(-1, rows.shape[2]), bank)
+        return sums.reshape(*rows.shape[:2], -1)
 
-    def by_slices() -> jax.Array:
+    def read_slices() -> jax.Array:
         falling = jnp.pad(jnp.flip(bank, axis=1), ((0, 0), (width, width)))
         first = jnp.clip(width + extent - 1 - distance[-1, 0], 0, width + extent)  # of the last query and first key
-        found = products(jax.lax.dynamic_slice_in_dim(falling, first, width, axis=1))
-        return _rows(found, distance)
+        falling_sums = products(jax.lax.dynamic_slice_in_dim(falling, first, width, axis=1))
+        return _rows(falling_sums, distance)
 
-    def by_number() -> jax.Array:
-        found = jnp.take_along_axis(products(bank), jnp.clip(distance, 0, extent - 1)[None], axis=2)
-        return jnp.where(((distance >= 0) & (distance < extent))[None], found, 0)
+    def read_numbers() -> jax.Array:
+        bank_sums = jnp.take_along_axis(products(bank), jnp.clip(distance, 0, extent - 1)[None], axis=2)
+        return jnp.where(((distance >= 0) & (distance < extent))[None], bank_sums, 0)
 
-    return jax.lax.cond(_consecutive(distance), by_slices, by_number)
+    return jax.lax.cond(_consecutive(distance), read_slices, read_numbers)

@@ -21,7 +21,7 @@ _UNITS = 2.0**32  # per turn
 _TURNS_PER_RADIAN = 0x28BE60DB9391054A7F09D5F47D4D377036D8A5664F10E4107F
 
 
-def _in_units(frequencies: np.ndarray) -> tuple[jax.Array, np.ndarray]:
+def _split_units(frequencies: np.ndarray) -> tuple[jax.Array, np.ndarray]:
     """Split frequencies [c] into whole units per token, wrapped to int32, and the rest in float64."""
     units = frequencies / (2 * np.pi) * _UNITS
     whole = np.rint(units)
@@ -46,8 +46,8 @@ def _product(m: jax.Array, word: jax.Array) -> tuple[jax.Array, jax.Array]:
     return m1 * w1 + (cross >> 16) + (middle >> 16), (middle << 16) | (low & 0xFFFF)
 
 
-def _in_units_on_device(frequencies: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Split float32 frequencies [c], traced or not, as `_in_units`, with the rest in float32.
+def _split_units_traced(frequencies: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Split float32 frequencies [c], traced or not, as `_split_units`, with the rest in float32.
 
     A frequency that is NaN, infinite or at least 2^32 has a rest of NaN.
     """
@@ -99,20 +99,20 @@ def angles(pos: jax.Array, frequencies: np.ndarray | jax.Array) -> jax.Array:
     product = as_float(pos)[:, None] * as_float(flat)[None, :]
     if product.dtype == jnp.float64:
         return product.reshape(shape)
-    wrapped, rest_units = _in_units(flat) if isinstance(flat, np.ndarray) else _in_units_on_device(as_float(flat))
+    wrapped, rest_units = _split_units(flat) if isinstance(flat, np.ndarray) else _split_units_traced(as_float(flat))
     rest = jnp.asarray(rest_units * (2 * np.pi / _UNITS), jnp.float32)
     tokens = pos if jnp.issubdtype(pos.dtype, jnp.integer) else jnp.floor(pos)
     units = tokens.astype(jnp.int32)[:, None] * wrapped[None, :]
-    found = as_float(units) * np.float32(2 * np.pi / _UNITS) + as_float(tokens)[:, None] * rest[None, :]
+    radians = as_float(units) * np.float32(2 * np.pi / _UNITS) + as_float(tokens)[:, None] * rest[None, :]
     if tokens is not pos:
-        found = found + (as_float(pos) - tokens)[:, None] * as_float(flat)[None, :]
-    return (found if isinstance(flat, np.ndarray) else _with_slope(found, product)).reshape(shape)
+        radians = radians + (as_float(pos) - tokens)[:, None] * as_float(flat)[None, :]
+    return (radians if isinstance(flat, np.ndarray) else _with_slope(radians, product)).reshape(shape)
 
 
 def sin_cos(pos: jax.Array, frequencies: np.ndarray) -> tuple[jax.Array, jax.Array]:
     """Return sines and cosines of `angles`, each [n, ...] for frequencies [...], in at least float32."""
-    found = angles(pos, frequencies)
-    return jnp.sin(found), jnp.cos(found)
+    radians = angles(pos, frequencies)
+    return jnp.sin(radians), jnp.cos(radians)
 
 
 @jax.custom_jvp
@@ -139,14 +139,14 @@ def running_angles(steps: jax.Array, frequencies: np.ndarray, start: jax.Array |
     steps = jnp.where(known, steps, 0)  # a cast to int32 would return a number
     slope = jnp.cumsum(steps * as_float(frequencies)[None, None, :], axis=0)
     if slope.dtype == jnp.float64:
-        found = slope if start is None else slope + start[None]
-        return jnp.where(known, found, jnp.nan), found[-1]
-    wrapped, rest = _in_units(frequencies)
+        radians = slope if start is None else slope + start[None]
+        return jnp.where(known, radians, jnp.nan), radians[-1]
+    wrapped, rest = _split_units(frequencies)
     tokens = jnp.round(steps)
     part = (steps - tokens) * as_float(frequencies / (2 * np.pi) * _UNITS)[None, None, :]
     part = jnp.round(part + tokens * as_float(rest)[None, None, :])
     sums = jnp.cumsum(tokens.astype(jnp.int32) * wrapped[None, None, :] + part.astype(jnp.int32), axis=0)
     if start is not None:
         sums = sums + start[None]
-    found = _with_slope(as_float(sums) * np.float32(2 * np.pi / _UNITS), slope)
-    return jnp.where(known, found, jnp.nan), sums[-1]
+    radians = _with_slope(as_float(sums) * np.float32(2 * np.pi / _UNITS), slope)
+    return jnp.where(known, radians, jnp.nan), sums[-1]

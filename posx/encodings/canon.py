@@ -38,16 +38,16 @@ class Canon(Encoding):
         return {hook: uniform(own, (self.kernel, n, dims.head_dim), self.kernel) for own, (hook, n) in rngs}
 
     def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
-        return _convolved(params["query"], vectors)
+        return _convolve(params["query"], vectors)
 
     def key(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
-        return _convolved(params["key"], vectors)
+        return _convolve(params["key"], vectors)
 
     def value(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
-        return _convolved(params["value"], vectors)
+        return _convolve(params["value"], vectors)
 
 
-def _convolved(kernel: jax.Array, vectors: jax.Array) -> jax.Array:
+def _convolve(kernel: jax.Array, vectors: jax.Array) -> jax.Array:
     """Return x_t + sum_n kernel_n * x_{t-n} [t, h, d], of windows [t, n, h, d] that start with the token itself."""
     wide = at_least_float32(vectors)
     return (wide[:, 0] + exact_einsum("tnhd,nhd->thd", wide, kernel)).astype(vectors.dtype)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from posx.contract import About, Dims, Encoding, Params, Tile, at_least_float32, fact, wide_dtype
 from posx.contract.fields import at_least
-from posx.encodings.along_keys import interpolated, sums_from_each
+from posx.encodings.along_keys import interpolate, sums_from_each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,5 +58,5 @@ class Cope(Encoding):
 
     def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
         logits = jnp.einsum("qhd,pd->hqp", at_least_float32(tile.q), params["table"])
-        z = interpolated(logits, self._positions(tile))
+        z = interpolate(logits, self._positions(tile))
         return s + (tile.logit_scale * z / math.sqrt(tile.q.shape[-1]) if self.scaled else z)

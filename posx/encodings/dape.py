@@ -8,10 +8,10 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, ByDistance, Composite, Dims, Encoding, Params, Tile, fact, inside, prefixed
+from posx.contract import About, ByDistance, Composite, Dims, Encoding, Params, Tile, fact, prefix_names, select_part
 from posx.contract.fields import HiddenUnits, odd
-from posx.contract.hooks import acting, distance_terms
-from posx.encodings.along_keys import at_pairs
+from posx.contract.hooks import acting_hooks, distance_terms
+from posx.encodings.along_keys import evaluate_pairs
 from posx.encodings.kerple import Kerple
 from posx.encodings.networks import uniform
 
@@ -49,9 +49,9 @@ class Dape(Composite):
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         base_rng, first, second, b_rng = jax.random.split(rng, 4)
         base, h = self.base.init(base_rng, dims), dims.num_heads
-        has_b = acting(self.base, ("bias", "score")) or "bias" in distance_terms(self.base, base)
+        has_b = acting_hooks(self.base, ("bias", "score")) or "bias" in distance_terms(self.base, base)
         inputs = 2 * h if has_b else h
-        return prefixed("base", base) | {
+        return prefix_names("base", base) | {
             "w_1": uniform(first, (self.kernel, inputs, self.width), self.kernel * inputs),
             "b_1": uniform(b_rng, (self.width,), self.kernel * inputs),
             "w_2": uniform(second, (self.kernel, self.width, h), self.kernel * self.width),
@@ -67,9 +67,9 @@ class Dape(Composite):
         both = a if b is None else jnp.concatenate([a, b])
         both = jnp.where(tile.visible[None] & (both > -jnp.inf), both, 0)  # a base may mask pairs too
         seen = tile.visible[None].astype(both.dtype)
-        found = _convolved(_flat(jnp.concatenate([both, seen]), self.kernel), self._first_layer(params))
-        hidden = jax.nn.leaky_relu(found[:-1]) * jax.lax.stop_gradient(found[-1:])
-        f = _convolved(hidden, params["w_2"])
+        convolved = _convolve(_flat(jnp.concatenate([both, seen]), self.kernel), self._first_layer(params))
+        hidden = jax.nn.leaky_relu(convolved[:-1]) * jax.lax.stop_gradient(convolved[-1:])
+        f = _convolve(hidden, params["w_2"])
         return a_plus_b + f.reshape(*a.shape[:2], -1)[..., : a.shape[2]]
 
     def _first_layer(self, params: Params) -> jax.Array:
@@ -84,10 +84,10 @@ class Dape(Composite):
 
     def _b_and_sum(self, params: Params, a: jax.Array, tile: Tile) -> tuple[jax.Array | None, jax.Array]:
         """Return B and A + B, [h, q, k]; B is None if the base adds nothing."""
-        base, distance = inside("base", params), tile.q_pos[:, None] - tile.k_pos[None, :]
+        base, distance = select_part("base", params), tile.q_pos[:, None] - tile.k_pos[None, :]
         biases = [self.base.bias(base, tile.q_pos, tile.k_pos)]
         if "bias" in distance_terms(self.base, base, distance.dtype):
-            biases += [at_pairs(lambda r: self.base.by_distance(base, r).bias, distance)]
+            biases += [evaluate_pairs(lambda r: self.base.by_distance(base, r).bias, distance)]
         given = [jnp.broadcast_to(bias, a.shape) for bias in biases if bias is not None]
         b = functools.reduce(operator.add, given) if given else None
         total = a if b is None else a + b
@@ -106,7 +106,7 @@ def _flat(x: jax.Array, taps: int) -> jax.Array:
     return jnp.pad(rows, ((0, 0), (taps - 1, taps - 1)))
 
 
-def _convolved(x: jax.Array, w: jax.Array) -> jax.Array:
+def _convolve(x: jax.Array, w: jax.Array) -> jax.Array:
     """Return x [c, n + taps - 1] convolved with w [taps, c, o], [o, n].
 
     One product serves all taps. Its inputs are shifted, or its outputs if there are fewer of them. Pairs have one axis,
@@ -117,4 +117,4 @@ def _convolved(x: jax.Array, w: jax.Array) -> jax.Array:
         every = jnp.concatenate([x[:, tap : tap + n] for tap in range(taps)])
         return w.reshape(-1, outputs).T @ every
     by_tap = (w.swapaxes(1, 2).reshape(-1, inputs) @ x).reshape(taps, outputs, -1)
-    return functools.reduce(operator.add, (found[:, tap : tap + n] for tap, found in enumerate(by_tap)))
+    return functools.reduce(operator.add, (partial[:, tap : tap + n] for tap, partial in enumerate(by_tap)))

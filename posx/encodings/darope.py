@@ -61,8 +61,8 @@ class Darope(Encoding):
         fast = WholeTurns(self.original_len).frequencies(self.base, self.head_dim)
         slow = inverse_frequencies(self.base, self.head_dim) - fast
         c = jnp.repeat(features["c"], vectors.shape[1] // features["c"].shape[1], axis=1)
-        found = angles(pos, fast)[:, None, :] + as_float(c)[..., None] * as_float(slow)[None, None, :]
-        return rotate(vectors, jnp.sin(found), jnp.cos(found))
+        radians = angles(pos, fast)[:, None, :] + as_float(c)[..., None] * as_float(slow)[None, None, :]
+        return rotate(vectors, jnp.sin(radians), jnp.cos(radians))
 
     key = query
 

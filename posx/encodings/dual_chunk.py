@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from posx.contract import About, Composite, Dims, Params, Tile
 from posx.contract.fields import Length
 from posx.encodings.rope import Rope
-from posx.encodings.self_extend import moved
+from posx.encodings.self_extend import move_products
 from posx.errors import ConfigError
 
 
@@ -41,13 +41,13 @@ class DualChunk(Composite):
     about = About("arXiv 2402.17463", "on a trained RoPE model yes, in its paper")
 
     def resolve(self, dims: Dims) -> Self:
-        found = super().resolve(dims).fill_open(chunk=max(3 * dims.train_len // 4, 1), window=dims.train_len)
-        if found.chunk > found.window:
-            raise ConfigError(f"dual_chunk: chunk={found.chunk} must be at most window={found.window}")
-        return found
+        resolved = super().resolve(dims).fill_open(chunk=max(3 * dims.train_len // 4, 1), window=dims.train_len)
+        if resolved.chunk > resolved.window:
+            raise ConfigError(f"dual_chunk: chunk={resolved.chunk} must be at most window={resolved.window}")
+        return resolved
 
     def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
         size, last = self.chunk, jnp.full_like(tile.q_pos, self.window - 1)
         behind = tile.q_pos[:, None] // size - tile.k_pos[None, :] // size
         near, k_pos = jnp.minimum(tile.q_pos % size + size, last), tile.k_pos % size
-        return moved(self.rope, s, tile, [(behind == 1, near, k_pos), (behind > 1, last, k_pos)])
+        return move_products(self.rope, s, tile, [(behind == 1, near, k_pos), (behind > 1, last, k_pos)])

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from posx.contract import About, ByDistance, Dims, Encoding, Params, as_float, fact
 from posx.contract.fields import HiddenUnits, at_least
-from posx.encodings.networks import init_layers, layer_names, through_layers
+from posx.encodings.networks import apply_layers, init_layers, layer_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,4 +42,4 @@ class DynamicBias(Encoding):
     def by_distance(self, params: Params, distance: jax.Array) -> ByDistance:
         r = as_float(distance)
         x = jnp.sign(r) * jnp.log1p(jnp.abs(r)) if self.log_distance else r
-        return ByDistance(bias=through_layers(params, x, self.depth + 1, jax.nn.silu))
+        return ByDistance(bias=apply_layers(params, x, self.depth + 1, jax.nn.silu))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from posx.contract import About, Dims, Encoding, Params, as_float, distances, fact
 from posx.contract.fields import HiddenUnits, at_least
-from posx.encodings.networks import init_layers, layer_names, through_layers
+from posx.encodings.networks import apply_layers, init_layers, layer_names
 
 #: Keeps the share finite if c is 0.
 EPSILON = 1e-6
@@ -55,4 +55,4 @@ class Fire(Encoding):
         least = jnp.maximum(jnp.abs(params["multiplier"]) * self.threshold, 1)
         whole = psi(jnp.maximum(as_float(q_pos), least)) + EPSILON
         share = psi(jnp.abs(distances(q_pos, k_pos))) / whole[:, None]
-        return through_layers(params, share, 2, jax.nn.relu)
+        return apply_layers(params, share, 2, jax.nn.relu)

@@ -66,9 +66,9 @@ class Fope(Encoding):
     def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
         theta = self._frequencies()
         sin, cos = sin_cos(pos, theta)
-        s, c = (params["sin"], params["cos"]) if self.learned else self._drawn(len(theta))
-        sin = self._mixed(sin, s, dropped=1.0 if self.dropped == "doubled" else 0.0)
-        cos = self._mixed(cos, c, dropped=1.0)
+        s, c = (params["sin"], params["cos"]) if self.learned else self._draw_mixing(len(theta))
+        sin = self._mix_waves(sin, s, dropped=1.0 if self.dropped == "doubled" else 0.0)
+        cos = self._mix_waves(cos, c, dropped=1.0)
         repeats = vectors.shape[1] // self.num_kv_heads
         return rotate(vectors, jnp.repeat(sin, repeats, axis=1), jnp.repeat(cos, repeats, axis=1))
 
@@ -79,13 +79,13 @@ class Fope(Encoding):
         theta = inverse_frequencies(self.base, self.head_dim)
         return theta[theta >= 2 * np.pi / self.original_len]
 
-    def _mixed(self, wave: jax.Array, matrix: Any, dropped: float) -> jax.Array:
+    def _mix_waves(self, wave: jax.Array, matrix: Any, dropped: float) -> jax.Array:
         """Return waves [t, n] mixed by `matrix` [g, n, n], and `dropped` for the dropped planes, [t, g, d/2]."""
         series = exact_einsum("tn,gnf->tgf", wave, as_float(matrix))
         missing = self.head_dim // 2 - series.shape[-1]
         return jnp.pad(series, ((0, 0), (0, 0), (0, missing)), constant_values=dropped)
 
-    def _drawn(self, n: int) -> np.ndarray:
+    def _draw_mixing(self, n: int) -> np.ndarray:
         """Return the fixed S and C of the seed, [2, g, n, n]."""
         noise = np.random.default_rng(self.seed).standard_normal((2, self.num_kv_heads, n, n))
         return np.eye(n) + self._std(n) * noise

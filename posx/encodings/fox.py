@@ -92,13 +92,13 @@ def running_sum(x: jax.Array, carry: Any) -> tuple[jax.Array, tuple[jax.Array, j
     if carry is not None:
         sums = carry[0][None], carry[1][None]
     chunks_too = zip(sums, (inside[:, -1], jnp.zeros_like(inside[:, -1])), strict=True)
-    sums = jax.lax.associative_scan(_added, tuple(jnp.concatenate(both) for both in chunks_too))
+    sums = jax.lax.associative_scan(_add_exactly, tuple(jnp.concatenate(both) for both in chunks_too))
     before = (jnp.broadcast_to(part[:-1, None], inside.shape) for part in sums)
     parts = jnp.stack([*before, inside], axis=-1)
     return parts.reshape(chunks * size, heads, 3)[:length], (sums[0][-1], sums[1][-1])
 
 
-def _added(a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+def _add_exactly(a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
     """Return the sum of two numbers (high, low), with its rounding error in the low part (Knuth's TwoSum)."""
     high = a[0] + b[0]
     got = high - a[0]

@@ -37,13 +37,17 @@ class FrequencyRule(Value):
 
     def checked(self, base: float, width: int) -> np.ndarray:
         """Return `frequencies`. Raises ConfigError for another type or shape."""
-        found = self.frequencies(base, width)
-        if not isinstance(found, np.ndarray) or found.ndim not in (1, 2) or found.shape[-1] != width // 2:
-            given = f"{type(found).__name__} {list(getattr(found, 'shape', ()))}"
+        frequencies = self.frequencies(base, width)
+        if (
+            not isinstance(frequencies, np.ndarray)
+            or frequencies.ndim not in (1, 2)
+            or frequencies.shape[-1] != width // 2
+        ):
+            given = f"{type(frequencies).__name__} {list(getattr(frequencies, 'shape', ()))}"
             raise ConfigError(
                 f"{type(self).__name__}.frequencies must return a NumPy array of {width // 2} numbers, not {given}."
             )
-        return found
+        return frequencies
 
     @property
     def magnitude(self) -> float:
@@ -229,8 +233,10 @@ class Longrope(FrequencyRule):
     length: Tokens | None = None
 
     def resolve(self, dims: Dims) -> Self:
-        found = super().resolve(dims)
-        return found.fill_open(attention_factor=math.sqrt(1 + math.log(self.factor) / math.log(found.original_len)))
+        resolved = super().resolve(dims)
+        return resolved.fill_open(
+            attention_factor=math.sqrt(1 + math.log(self.factor) / math.log(resolved.original_len))
+        )
 
     @property
     def magnitude(self) -> float:
@@ -238,9 +244,9 @@ class Longrope(FrequencyRule):
 
     def frequencies(self, base: float, width: int) -> np.ndarray:
         name = "long_factors" if self.length > self.original_len else "short_factors"
-        if len(found := getattr(self, name)) != width // 2:
-            raise ConfigError(f"longrope: {name} has {len(found)} numbers, but {width // 2} planes rotate")
-        return inverse_frequencies(base, width) / np.array(found)
+        if len(factors := getattr(self, name)) != width // 2:
+            raise ConfigError(f"longrope: {name} has {len(factors)} numbers, but {width // 2} planes rotate")
+        return inverse_frequencies(base, width) / np.array(factors)
 
 
 @dataclasses.dataclass(frozen=True)

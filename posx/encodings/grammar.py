@@ -57,13 +57,13 @@ def parse_field(text: str) -> dict[str, Any] | None:
 def _encoding(tree: ast.expr, text: str) -> dict[str, Any] | list[Any]:
     parts: list[Any] = []
     while isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add):
-        parts.insert(0, _named(tree.right, text))
+        parts.insert(0, _read_call(tree.right, text))
         tree = tree.left
-    first = _named(tree, text)
+    first = _read_call(tree, text)
     return [first, *parts] if parts else first
 
 
-def _named(tree: ast.expr, text: str) -> dict[str, Any]:
+def _read_call(tree: ast.expr, text: str) -> dict[str, Any]:
     if not isinstance(tree, ast.Call):
         return {"name": _name(tree, text)}
     if tree.args:

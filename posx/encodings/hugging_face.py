@@ -42,7 +42,7 @@ _TYPES: dict[str, tuple[type[FrequencyRule], dict[str, str]]] = {
 _OPTIONAL = ("truncate", "mscale", "mscale_all_dim")
 
 
-def ropes_of(config: Mapping[str, Any]) -> dict[str, Rope]:
+def layer_ropes(config: Mapping[str, Any]) -> dict[str, Rope]:
     """Return the RoPE of each layer type of a model's config; {"": rope} if all layers have one.
 
     A dictionary's own rope_theta and partial_rotary_factor go before those of the config, as in transformers. The
@@ -54,7 +54,9 @@ def ropes_of(config: Mapping[str, Any]) -> dict[str, Rope]:
     Raises:
       ConfigError: a rule or a key that posx does not know, or that is missing.
     """
-    head_dim = config.get("head_dim") or _needed(config, "hidden_size") // _needed(config, "num_attention_heads")
+    head_dim = config.get("head_dim") or _require_key(config, "hidden_size") // _require_key(
+        config, "num_attention_heads"
+    )
     given = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})  # transformers' own order
     outer = {key: config[key] for key in ("rope_theta", _SHARE) if config.get(key) is not None}
     nested = {kind: inner for kind, inner in given.items() if isinstance(inner, Mapping)}
@@ -63,11 +65,11 @@ def ropes_of(config: Mapping[str, Any]) -> dict[str, Rope]:
     if any("truncate" in inner for inner in nested.values()):
         raise ConfigError("truncate: transformers does not read it within a layer type. Remove it from config.json.")
     original = {} if nested or config.get(_ORIGINAL) is None else {_ORIGINAL: config[_ORIGINAL]}
-    sizes = head_dim, _needed(config, "max_position_embeddings")
-    return {kind: rope_of({**outer, **inner, **original}, *sizes) for kind, inner in (nested or {"": given}).items()}
+    sizes = head_dim, _require_key(config, "max_position_embeddings")
+    return {kind: read_rope({**outer, **inner, **original}, *sizes) for kind, inner in (nested or {"": given}).items()}
 
 
-def rope_of(parameters: Mapping[str, Any], head_dim: int, max_positions: int) -> Rope:
+def read_rope(parameters: Mapping[str, Any], head_dim: int, max_positions: int) -> Rope:
     """Return the RoPE of one dictionary of `rope_parameters`; `resolve` sets what it leaves open.
 
     Args:
@@ -78,30 +80,32 @@ def rope_of(parameters: Mapping[str, Any], head_dim: int, max_positions: int) ->
     Raises:
       ConfigError: a rule or a key that posx does not know, or that is missing.
     """
-    found = {key: value for key, value in parameters.items() if value is not None}
+    given = {key: value for key, value in parameters.items() if value is not None}
     if "truncate" in parameters:
-        found["truncate"] = bool(parameters["truncate"])  # transformers reads null as false
-    if "type" in found:  # of older configs
-        found.setdefault("rope_type", found.pop("type"))
-    kind = found.pop("rope_type", "default")
+        given["truncate"] = bool(parameters["truncate"])  # transformers reads null as false
+    if "type" in given:  # of older configs
+        given.setdefault("rope_type", given.pop("type"))
+    kind = given.pop("rope_type", "default")
     if kind not in _TYPES:
-        raise ConfigError(f"rope_type={kind!r} is unknown. {nearest(str(kind), list(_TYPES))}posx reads {_listed()}.")
+        raise ConfigError(
+            f"rope_type={kind!r} is unknown. {nearest(str(kind), list(_TYPES))}posx reads {_known_types()}."
+        )
     rule, keys = _TYPES[kind]
-    base, share = found.pop("rope_theta", 10000.0), found.get(_SHARE, 1.0)
+    base, share = given.pop("rope_theta", 10000.0), given.get(_SHARE, 1.0)
     if _SHARE not in keys.values():
-        found.pop(_SHARE, None)
+        given.pop(_SHARE, None)
     if _ORIGINAL in keys.values():
-        found.setdefault(_ORIGINAL, max_positions)
-        factor = max_positions / found[_ORIGINAL]
-        found.setdefault("factor", max(factor, 1.0) if kind == "longrope" else factor)
+        given.setdefault(_ORIGINAL, max_positions)
+        factor = max_positions / given[_ORIGINAL]
+        given.setdefault("factor", max(factor, 1.0) if kind == "longrope" else factor)
     else:
-        found.pop(_ORIGINAL, None)
-    if extra := sorted(found.keys() - set(keys.values())):
+        given.pop(_ORIGINAL, None)
+    if extra := sorted(given.keys() - set(keys.values())):
         raise ConfigError(f"rope_type={kind!r} has the key {extra[0]!r}, which posx does not know.")
     if kind != "proportional":
         for field in {"factor", "low_freq_factor", "high_freq_factor"} & keys.keys():
-            _needed(found, keys[field])
-    fields = {field: found[key] for field, key in keys.items() if key in found}
+            _require_key(given, keys[field])
+    fields = {field: given[key] for field, key in keys.items() if key in given}
     fields = {field: tuple(value) if isinstance(value, list) else value for field, value in fields.items()}
     if rule is frequencies.DynamicNtk:
         fields["original_len"] = max_positions
@@ -109,8 +113,8 @@ def rope_of(parameters: Mapping[str, Any], head_dim: int, max_positions: int) ->
     return Rope(base=float(base), rotary_dim=rotary_dim, frequencies=rule(**fields))
 
 
-def parameters_of(rope: Rope, head_dim: int) -> dict[str, Any]:
-    """Return the dictionary that `rope_of` reads as this RoPE, without its open fields.
+def rope_parameters(rope: Rope, head_dim: int) -> dict[str, Any]:
+    """Return the dictionary that `read_rope` reads as this RoPE, without its open fields.
 
     It has no `original_len` of `dynamic_ntk`: there it is the config's own max_position_embeddings.
 
@@ -120,7 +124,7 @@ def parameters_of(rope: Rope, head_dim: int) -> dict[str, Any]:
     rule = rope.frequencies
     kind = next((kind for kind, (cls, _) in _TYPES.items() if cls is type(rule)), "")
     if not kind:
-        raise ConfigError(f"{rule}: Hugging Face has no such rule. It has {_listed()}.")
+        raise ConfigError(f"{rule}: Hugging Face has no such rule. It has {_known_types()}.")
     if rope.layout != "half_split" or getattr(rule, "ramp", "index") != "index":
         raise ConfigError(f"{rope}: Hugging Face has neither interleaved planes nor YaRN's ramp over turns.")
     keys, values = _TYPES[kind][1], {"rope_type": kind, "rope_theta": rope.base}
@@ -136,11 +140,11 @@ def parameters_of(rope: Rope, head_dim: int) -> dict[str, Any]:
     return values
 
 
-def _needed(mapping: Mapping[str, Any], key: str) -> Any:
+def _require_key(mapping: Mapping[str, Any], key: str) -> Any:
     if mapping.get(key) is None:
         raise ConfigError(f"the config has no {key!r}, which RoPE needs here.")
     return mapping[key]
 
 
-def _listed() -> str:
+def _known_types() -> str:
     return ", ".join(_TYPES)

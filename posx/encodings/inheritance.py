@@ -7,13 +7,13 @@ import typing
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from posx.contract import Chain, Encoding, Value, values_in
+from posx.contract import Chain, Encoding, Value, walk_values
 from posx.contract.fields import snake_case
 from posx.encodings.frequencies import FrequencyRule
 from posx.errors import ConfigError
 
 
-def inherited(cls: type[Value], old: Value, given: Collection[str] = ()) -> dict[str, Any]:
+def inherit_fields(cls: type[Value], old: Value, given: Collection[str] = ()) -> dict[str, Any]:
     """Return {field: value} that a value of class `cls` takes over from the trained value `old`.
 
     The same class takes over every field, also if that value is inside `old`, as RoPE is inside xPos or a chain.
@@ -29,7 +29,7 @@ def inherited(cls: type[Value], old: Value, given: Collection[str] = ()) -> dict
       ConfigError: several trained values fit.
     """
     fields = {field.name for field in dataclasses.fields(cls) if field.init}
-    same = [value for value in values_in(old) if type(value) is cls]
+    same = [value for value in walk_values(old) if type(value) is cls]
     if len(same) == 1:
         return {name: getattr(same[0], name) for name in fields}
     if same and fields - {*given}:
@@ -39,12 +39,12 @@ def inherited(cls: type[Value], old: Value, given: Collection[str] = ()) -> dict
         )
     taken: dict[str, Any] = {}
     if issubclass(cls, FrequencyRule) and "original_len" in fields:
-        lengths = {value.original_len for value in values_in(old) if hasattr(value, "original_len")}
+        lengths = {value.original_len for value in walk_values(old) if hasattr(value, "original_len")}
         taken |= {"original_len": lengths.pop()} if len(lengths) == 1 else {}
     for name, hint in typing.get_type_hints(cls).items():
         kinds = () if typing.get_origin(hint) is tuple else (hint, *typing.get_args(hint))
         for kind in (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Value)):
-            fits = [value for value in values_in(old) if isinstance(value, kind)]
+            fits = [value for value in walk_values(old) if isinstance(value, kind)]
             several = len(fits) > 1 and fits[0] != old
             if several and name not in given:
                 raise ConfigError(f"{snake_case(cls)}: the run was trained with {len(fits)} {name}s. Name {name}=...")
@@ -60,12 +60,12 @@ def check_change(new: Encoding, old: Encoding, spec: Any) -> None:
       old: the trained encoding.
       spec: the spec, as `posx.encodings.grammar.parse` returns it.
     """
-    name, kinds = snake_case(type(new)), {type(value) for value in values_in(new)}
+    name, kinds = snake_case(type(new)), {type(value) for value in walk_values(new)}
     if isinstance(old, Chain) and not isinstance(new, Chain):
-        left: list[type] = [type(value) for value in values_in(new) if isinstance(value, Encoding)]
+        left: list[type] = [type(value) for value in walk_values(new) if isinstance(value, Encoding)]
         lost = []
         for part in old.parts:
-            if held := [type(value) for value in values_in(part) if type(value) in left]:
+            if held := [type(value) for value in walk_values(part) if type(value) in left]:
                 left.remove(held[0])
             else:
                 lost.append(snake_case(type(part)))
@@ -74,9 +74,9 @@ def check_change(new: Encoding, old: Encoding, spec: Any) -> None:
                 f"{name} alone would drop {' and '.join(lost)}. Write {'+'.join([name, *lost])} to keep the chain, "
                 f"{name}+nope to drop the rest, or only the field that changes, such as base=10000."
             )
-    replaced = [value for value in values_in(old) if type(value) not in kinds]
-    trained_values = set(values_in(old))
-    for made, given in _made(new, spec):
+    replaced = [value for value in walk_values(old) if type(value) not in kinds]
+    trained_values = set(walk_values(old))
+    for made, given in _new_encodings(new, spec):
         if not given and made in trained_values:
             continue
         hints = typing.get_type_hints(type(made), include_extras=True)
@@ -93,14 +93,14 @@ def check_change(new: Encoding, old: Encoding, spec: Any) -> None:
                     )
 
 
-def _made(value: Any, spec: Any) -> Iterator[tuple[Encoding, Collection[str]]]:
+def _new_encodings(value: Any, spec: Any) -> Iterator[tuple[Encoding, Collection[str]]]:
     """Yield the encodings in a value that a spec has made, at any depth, and the fields that it names in each."""
     if isinstance(value, Chain | tuple):
         parts = value.parts if isinstance(value, Chain) else value
         for part, inner in zip(parts, spec if isinstance(spec, list | tuple) else [None] * len(parts), strict=False):
-            yield from _made(part, inner)
+            yield from _new_encodings(part, inner)
     elif isinstance(value, Encoding):
         fields = {key: inner for key, inner in spec.items() if key != "name"} if isinstance(spec, Mapping) else {}
         yield value, fields.keys()
         for field in dataclasses.fields(value):
-            yield from _made(getattr(value, field.name), fields.get(field.name))
+            yield from _new_encodings(getattr(value, field.name), fields.get(field.name))

@@ -48,22 +48,22 @@ class Kerple(Encoding):
         }
 
     def by_distance(self, params: Params, distance: jax.Array) -> ByDistance:
-        r, a = jnp.abs(as_float(distance))[None, :], _mirrored_at(LEAST, params["a"])[:, None]
+        r, a = jnp.abs(as_float(distance))[None, :], _mirror(LEAST, params["a"])[:, None]
         if self.form == "log":
-            p = _mirrored_at(LEAST, params["p"])[:, None]
+            p = _mirror(LEAST, params["p"])[:, None]
             return ByDistance(bias=-p * jnp.log1p(a * r))
-        p = _mirrored_between(LEAST, LARGEST_POWER, params["p"])[:, None]
+        p = _fold_range(LEAST, LARGEST_POWER, params["p"])[:, None]
         # At r = 0 the power has no finite derivative if p < 1, so it is evaluated at 1 instead.
         power = jnp.where(r > 0, r, 1) ** p
         return ByDistance(bias=jnp.where(r > 0, -a * power, 0))
 
 
-def _mirrored_at(least: float, x: jax.Array) -> jax.Array:
+def _mirror(least: float, x: jax.Array) -> jax.Array:
     """Return x, mirrored at `least` if it is below."""
     return jnp.where(x < least, 2 * least - x, x)
 
 
-def _mirrored_between(least: float, most: float, x: jax.Array) -> jax.Array:
+def _fold_range(least: float, most: float, x: jax.Array) -> jax.Array:
     """Return x, mirrored at `least` and `most` until it is between them. Its slope is 1 or -1 everywhere."""
     width = most - least
     along = jnp.mod(x - least, 2 * width)

@@ -46,7 +46,7 @@ class PositionTable(Encoding):
         if not self.stretched_to:
             return self, params
         table = jnp.asarray(params["table"])
-        rows = _stretched(table, np.arange(length, dtype=np.int32), max(self.stretched_to, table.shape[0]))
+        rows = _stretch_rows(table, np.arange(length, dtype=np.int32), max(self.stretched_to, table.shape[0]))
         return dataclasses.replace(self, num_positions=length), params | {"table": rows}
 
     def _rows(self, table: jax.Array, pos: jax.Array) -> jax.Array:
@@ -55,12 +55,12 @@ class PositionTable(Encoding):
         if self.beyond == "clamp":
             return table[jnp.clip(pos, 0, last)]
         if self.stretched_to > table.shape[0]:
-            return _stretched(table, pos, self.stretched_to)
+            return _stretch_rows(table, pos, self.stretched_to)
         return table.at[jnp.where(pos < 0, last + 1, pos)].get(mode="fill", fill_value=jnp.nan)
 
 
 @jax.jit
-def _stretched(table: jax.Array, pos: jax.Array, length: int) -> jax.Array:
+def _stretch_rows(table: jax.Array, pos: jax.Array, length: int) -> jax.Array:
     """Return rows for pos [t] of the table stretched over `length` positions; all lengths share a program."""
     last = table.shape[0] - 1
     place = as_float(pos) * (as_float(last) / jnp.maximum(as_float(length) - 1, 1))

@@ -32,7 +32,7 @@ def layer_names(count: int) -> frozenset[str]:
     return frozenset([f"w{n}" for n in range(count)] + [f"b{n}" for n in range(count - 1)])
 
 
-def through_layers(params: Params, x: jax.Array, count: int, activation: Callable[[jax.Array], jax.Array]) -> jax.Array:
+def apply_layers(params: Params, x: jax.Array, count: int, activation: Callable[[jax.Array], jax.Array]) -> jax.Array:
     """Return x [...] after `count` layers with the activation between them, [h, ...]."""
     hidden = x[None]
     for n in range(count):
@@ -48,7 +48,7 @@ def convolution_shapes(dims: Dims, rank: int, taps: int, width: int) -> dict[str
     return {"down": (dims.model_dim, rank), "up": (rank, g, width), "kernel": (taps, g, width)}
 
 
-def convolved(params: Params, x: jax.Array) -> jax.Array:
+def convolve(params: Params, x: jax.Array) -> jax.Array:
     """Return sum_n kernel_n W_up W_down x_{t-n}, [t, g, width]. x [t, taps, m] starts with the token."""
     weights = params["down"], params["up"], params["kernel"]
     return exact_einsum("tnm,mr,rgc,ngc->tgc", x, *weights)

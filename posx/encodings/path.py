@@ -11,7 +11,7 @@ import numpy as np
 
 from posx.contract import About, Dims, Encoding, Features, Params, Tile, at_least_float32, exact_einsum, fact, normals
 from posx.contract.fields import Length, at_least
-from posx.encodings.networks import convolution_shapes, convolved
+from posx.encodings.networks import convolution_shapes, convolve
 
 #: Tokens of one UT transform, a power of 2. A larger block costs more operations, a smaller one more steps.
 BLOCK = 32
@@ -60,7 +60,7 @@ class Path(Encoding):
 
     def features(self, params: Params, x: jax.Array, pos: jax.Array, carry: Any) -> tuple[Features, Any]:
         x = at_least_float32(x).reshape(x.shape[0], self.kernel, -1)
-        w = jax.nn.silu(convolved(params, x))
+        w = jax.nn.silu(convolve(params, x))
         w = w * jax.lax.rsqrt(jnp.maximum((w**2).sum(axis=-1, keepdims=True), 1e-24))  # 0 stays 0
         beta = 2 * jax.nn.sigmoid(exact_einsum("tm,mg->tg", x[:, 0], params["u"]) + params["b"][None])
         return {"w": w, "beta": beta}, carry
@@ -70,7 +70,7 @@ class Path(Encoding):
         w, beta = (features[name].astype(keys.dtype) for name in ("w", "beta"))
         k = keys.swapaxes(0, 1)
         blocks = tuple(_blocks(x[::-1]) for x in (w, beta, later.T))
-        moved, _ = jax.lax.scan(functools.partial(_through, k), jnp.zeros_like(k), blocks, reverse=True)
+        moved, _ = jax.lax.scan(functools.partial(_apply_block, k), jnp.zeros_like(k), blocks, reverse=True)
         return (k + moved).swapaxes(0, 1)
 
     def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
@@ -80,15 +80,15 @@ class Path(Encoding):
         # The last token that a query sees is its own. All tokens up to it are on the path.
         on_path = jax.lax.cummax(tile.visible.astype(jnp.int32), axis=1, reverse=True) > 0
 
-        def for_heads(features: Features) -> tuple[jax.Array, jax.Array]:
+        def repeat_heads(features: Features) -> tuple[jax.Array, jax.Array]:
             w, beta = (features[name].astype(q.dtype) for name in ("w", "beta"))
             return tuple(jnp.repeat(x, num_heads // x.shape[1], axis=1) for x in (w, beta))  # type: ignore[return-value]
 
         if tile.k_features.keys() >= self.revised_by:
-            terms = _path_terms(q, k, *for_heads(tile.k_features), on_path)
+            terms = _path_terms(q, k, *repeat_heads(tile.k_features), on_path)
         else:  # the keys have been multiplied by the H of all tokens before the queries
             after = jnp.pad(on_path[:, 1:], ((0, 0), (0, 1)))
-            terms = _chunk_terms(q, k, *for_heads(tile.q_features), after)
+            terms = _chunk_terms(q, k, *repeat_heads(tile.q_features), after)
         return s + tile.logit_scale * (terms / math.sqrt(q.shape[-1])).astype(s.dtype)
 
 
@@ -108,7 +108,7 @@ def _chunk_terms(q: jax.Array, k: jax.Array, w: jax.Array, beta: jax.Array, afte
     """
     own = jnp.asarray(np.tri(len(w), dtype=bool))
     blocks = tuple(map(_blocks, (w, beta, own.T)))
-    _, qw_t = jax.lax.scan(functools.partial(_through, q), jnp.zeros_like(q), blocks, reverse=True)
+    _, qw_t = jax.lax.scan(functools.partial(_apply_block, q), jnp.zeros_like(q), blocks, reverse=True)
     qw_t = jnp.moveaxis(qw_t, 0, 2).reshape(*q.shape[:2], -1)[..., : len(w)]
     wk = jnp.where(after[None], exact_einsum("thd,khd->htk", w, k), 0)
     return -exact_einsum("hqt,htk->hqk", qw_t, wk)
@@ -121,7 +121,7 @@ def _blocks(x: jax.Array) -> jax.Array:
     return padded.reshape(-1, size, *x.shape[1:])
 
 
-def _through(x: jax.Array, moved: jax.Array, block: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+def _apply_block(x: jax.Array, moved: jax.Array, block: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
     """Apply the H of one block, the last token's first, to the vectors x + `moved` [h, n, d].
 
         T^-1  = (I + strictLower(D W W^T))^-1 D,  D = diag(beta)
@@ -143,11 +143,11 @@ def _ut_transform(q: jax.Array, moved: jax.Array, block: tuple[jax.Array, ...]) 
 
         terms = moved K^T - (Q W^T) T^-1 strictLower(W K^T)
 
-    block: K [c, h, d] and the block of `_through`. Returns the new `moved`, and the terms [h, q, c] that the path adds
-    to q . k.
+    block: K [c, h, d] and the block of `_apply_block`. Returns the new `moved`, and the terms [h, q, c] that the path
+    adds to q . k.
     """
     k, w, beta, on_path = block
-    after, qw_t = _through(q, moved, (w, beta, on_path))
+    after, qw_t = _apply_block(q, moved, (w, beta, on_path))
     wk = jnp.tril(exact_einsum("ihd,jhd->hij", w, k), -1)
     return after, exact_einsum("hqd,chd->hqc", moved, k) - exact_einsum("hqi,hij->hqj", qw_t, wk)
 

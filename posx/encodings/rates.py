@@ -25,19 +25,19 @@ Rates = tuple[tuple[tuple[str, Rate], ...], ...]
 
 
 @functools.lru_cache(maxsize=1024)
-def rates_of(encoding: Encoding, dims: Dims, multiplier: float = 0.0) -> tuple[tuple[str, Rate], ...]:
+def encoding_rates(encoding: Encoding, dims: Dims, multiplier: float = 0.0) -> tuple[tuple[str, Rate], ...]:
     """Return the rates of a resolved encoding's parameters by name; `multiplier` replaces the class's own unless 0."""
     params = abstract_params(encoding, dims)
     factor = float(multiplier or encoding.about.lr_multiplier)
     rates = {name: Rate(factor, name in encoding.decayed) for name in params}
     if isinstance(encoding, Composite):
         for part_name, part in encoding.named_parts().items():
-            rates |= {f"{part_name}.{name}": rate for name, rate in rates_of(part, dims, multiplier)}
+            rates |= {f"{part_name}.{name}": rate for name, rate in encoding_rates(part, dims, multiplier)}
     return tuple(sorted(rates.items()))
 
 
-def rates_of_layers(layers: Iterable[Encoding], dims: Dims, multiplier: float = 0.0) -> Rates:
-    return tuple(rates_of(encoding, dims, multiplier) for encoding in layers)
+def layer_rates(layers: Iterable[Encoding], dims: Dims, multiplier: float = 0.0) -> Rates:
+    return tuple(encoding_rates(encoding, dims, multiplier) for encoding in layers)
 
 
 def to_json(rates: Rates) -> list[dict[str, Any]]:
@@ -57,7 +57,7 @@ def multipliers_in_rows(rates: Rates) -> float | list[dict[str, float]] | None:
 
     One number for all, {name: number} for each layer if they differ, or None if nothing is learned.
     """
-    found = sorted({rate.lr_multiplier for layer in rates for _, rate in layer})
-    if len(found) > 1:
+    multipliers = sorted({rate.lr_multiplier for layer in rates for _, rate in layer})
+    if len(multipliers) > 1:
         return [{name: rate.lr_multiplier for name, rate in layer} for layer in rates]
-    return found[0] if found else None
+    return multipliers[0] if multipliers else None

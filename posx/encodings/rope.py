@@ -50,7 +50,7 @@ class Rope(Encoding):
     key = query
 
 
-def rotate_by(angles: jax.Array, x: jax.Array) -> jax.Array:
+def rotate_planes(angles: jax.Array, x: jax.Array) -> jax.Array:
     """Return x [t, h, 2c] with half-split planes rotated by the angles [t, g, c] of key heads, g dividing h."""
     angles = jnp.repeat(angles.astype(wide_dtype(x.dtype)), x.shape[1] // angles.shape[1], axis=1)
     return rotate(x, jnp.sin(angles), jnp.cos(angles))

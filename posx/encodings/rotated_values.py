@@ -44,8 +44,8 @@ class RotatedValues(Composite):
         return self.key(params, super().value(params, vectors, pos, features), pos, features)
 
     def output(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
-        def rotated(x: jax.Array) -> jax.Array:
+        def rotate_forward(x: jax.Array) -> jax.Array:
             return self.query(params, x, pos, features)
 
-        (back,) = jax.linear_transpose(rotated, vectors)(vectors)
+        (back,) = jax.linear_transpose(rotate_forward, vectors)(vectors)
         return super().output(params, back, pos, features)

@@ -10,8 +10,8 @@ from posx.contract import About, Dims, Encoding, Features, Params, fact
 from posx.contract.arrays import at_least_float32, exact_einsum, normals
 from posx.contract.fields import Base, Channels, Heads, at_least
 from posx.encodings.angles import check_pairs, inverse_frequencies, running_angles
-from posx.encodings.networks import convolution_shapes, convolved
-from posx.encodings.rope import rotate_by
+from posx.encodings.networks import convolution_shapes, convolve
+from posx.encodings.rope import rotate_planes
 from posx.errors import ConfigError
 
 
@@ -69,7 +69,7 @@ class SelectiveRope(Encoding):
     def features(self, params: Params, x: jax.Array, pos: jax.Array, carry: Any) -> tuple[Features, Any]:
         slices = at_least_float32(x).reshape(*x.shape[:2], self.num_heads, -1)
         x = (slices * jax.lax.rsqrt((slices**2).sum(axis=-1, keepdims=True) + 1e-6)).reshape(x.shape)
-        phi = convolved(params, x)
+        phi = convolve(params, x)
         if self.drift:
             phi = phi + jnp.exp(params["drift"])[None]
         if self.gated:
@@ -80,6 +80,6 @@ class SelectiveRope(Encoding):
         return {"angles": angles}, carry
 
     def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
-        return rotate_by(features["angles"], vectors)
+        return rotate_planes(features["angles"], vectors)
 
     key = query

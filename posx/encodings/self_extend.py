@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from posx.contract import About, Composite, Dims, Params, Tile, fact
 from posx.contract.fields import Length, at_least
 from posx.encodings.rope import Rope
-from posx.machine.platforms import on_cpu
+from posx.machine.platforms import is_on_cpu
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +47,12 @@ class SelfExtend(Composite):
         else:
             at = jnp.full_like(tile.q_pos, w), jnp.zeros_like(tile.k_pos)
         far = tile.q_pos[:, None] - tile.k_pos[None, :] >= w
-        return moved(self.rope, s, tile, [(far, *at)])
+        return move_products(self.rope, s, tile, [(far, *at)])
 
 
-def moved(rope: Rope, s: jax.Array, tile: Tile, moves: Sequence[tuple[jax.Array, jax.Array, jax.Array]]) -> jax.Array:
+def move_products(
+    rope: Rope, s: jax.Array, tile: Tile, moves: Sequence[tuple[jax.Array, jax.Array, jax.Array]]
+) -> jax.Array:
     """Return scores s [h, q, k] with the products of RoPE at other positions, for some pairs.
 
     Args:
@@ -59,19 +61,19 @@ def moved(rope: Rope, s: jax.Array, tile: Tile, moves: Sequence[tuple[jax.Array,
       moves: the pairs, bool [q, k], and the positions [q] and [k] at which their vectors meet. No pair is in two moves.
     """
 
-    def rotated(q_pos: jax.Array, k_pos: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def rotate_pair(q_pos: jax.Array, k_pos: jax.Array) -> tuple[jax.Array, jax.Array]:
         q, k = (rope.query({}, x, pos, {}) for x, pos in ((tile.q, q_pos), (tile.k, k_pos)))
         return q, k
 
     def change(s: jax.Array, pairs: jax.Array, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
-        (old_q, old_k), (q, k) = rotated(tile.q_pos, tile.k_pos), rotated(q_pos, k_pos)
+        (old_q, old_k), (q, k) = rotate_pair(tile.q_pos, tile.k_pos), rotate_pair(q_pos, k_pos)
         q, k = jnp.concatenate([q, -old_q], axis=-1), jnp.concatenate([k, old_k], axis=-1)
         gain = jnp.einsum("qhd,khd->hqk", q, k, preferred_element_type=s.dtype)  # the new product less the old one
         gain = gain * tile.logit_scale / math.sqrt(tile.q.shape[-1])
         return s + jnp.where(pairs[None], gain, 0).astype(s.dtype)
 
     for move in moves:
-        if len(tile.q) == 1 or (len(moves) == 1 and not on_cpu()):  # a product costs less than a branch on a device
+        if len(tile.q) == 1 or (len(moves) == 1 and not is_on_cpu()):  # a product costs less than a branch on a device
             s = change(s, *move)
         else:  # a tile without pairs of this move is left as it is
             s = jax.lax.cond(move[0].any(), change, lambda s, *_: s, s, *move)

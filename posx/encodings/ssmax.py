@@ -48,10 +48,10 @@ class Ssmax(Encoding):
 
     def logit_scale(self, params: Params, pos: jax.Array, features: Features) -> jax.Array:
         grown = params["s"][:, None] * jnp.log(keys_so_far(pos))[None, :]
-        return after_plain_heads(self.plain_heads, grown)
+        return prepend_plain_heads(self.plain_heads, grown)
 
 
-def after_plain_heads(plain_heads: int, scales: jax.Array) -> jax.Array:
+def prepend_plain_heads(plain_heads: int, scales: jax.Array) -> jax.Array:
     """Return logit scales [h, q]: 1 for the plain heads, `scales` [h - plain_heads, q] for the last heads."""
     if not plain_heads:
         return scales

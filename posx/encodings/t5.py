@@ -96,12 +96,12 @@ def geometric_series(first: int, last: int, steps: int, up: bool) -> np.ndarray:
 
     Published code takes logarithms of distances. They round differently from library to library, just at the borders.
     """
-    found = []
+    terms = []
     for j in range(steps + 1):
         power = first ** (steps - j) * last**j - up
         n = round(first * (last / first) ** (j / steps))  # the largest n with n^steps <= power, or one more
-        found.append(n - (n**steps > power) + up)
-    return np.array(found, np.int64)
+        terms.append(n - (n**steps > power) + up)
+    return np.array(terms, np.int64)
 
 
 def _starts(num_buckets: int, max_distance: int) -> list[int]:

@@ -51,7 +51,7 @@ class Tupe(PositionTable):
         return jnp.full((1, *pos.shape), math.sqrt(0.5), as_float(0).dtype)
 
     def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
-        channels = [self._projected(params, "u_q", pos)]
+        channels = [self._project_positions(params, "u_q", pos)]
         if self.untied:
             untied = self._is_untied(pos)
             theta = params["theta"][:, None, :, None] * math.sqrt(2 * params["u_q"].shape[-1])
@@ -59,13 +59,13 @@ class Tupe(PositionTable):
         return _append(vectors, channels)
 
     def key(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
-        channels = [self._projected(params, "u_k", pos)]
+        channels = [self._project_positions(params, "u_k", pos)]
         if self.untied:
             untied = self._is_untied(pos)
             channels += [jnp.ones(untied.shape), untied]
         return _append(vectors, channels)
 
-    def _projected(self, params: Params, name: str, pos: jax.Array) -> jax.Array:
+    def _project_positions(self, params: Params, name: str, pos: jax.Array) -> jax.Array:
         """Return p U [t, h, d], zero for untied positions."""
         p = _layer_norm(self._rows(params["table"], pos), params["norm_scale"], params["norm_bias"])
         return jnp.where(self._is_untied(pos), 0, exact_einsum("tm,mhd->thd", p, params[name]))

@@ -23,7 +23,7 @@ from posx.evaluation.protocols import BeginEveryWindow, Nonoverlapping, PerPosit
 from posx.evaluation.published import HfStrided, LmEvalRolling
 from posx.evaluation.scoring import LogProbs, Measured, with_ends
 from posx.evaluation.statistics import Ratio, interval, paired_extrapolation, paired_ratio
-from posx.lazy import modules_of
+from posx.lazy import module_getter
 from posx.notices import say
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
     "paired_ratio", "rise_difference",
 ]  # fmt: skip
 
-__getattr__ = modules_of(__name__)
+__getattr__ = module_getter(__name__)
 
 
 def evaluate(
@@ -110,10 +110,10 @@ def evaluate(
 
 def _sizes(token_bytes: Any, separators: Sequence[int] | None, size: int) -> np.ndarray:
     """Return the bytes of every token, [n + 1]. Raises ConfigError for anything else."""
-    found = host(token_bytes)
-    if found.shape != (size,) or not np.issubdtype(found.dtype, np.integer) or found.min() < 0:
+    sizes = host(token_bytes)
+    if sizes.shape != (size,) or not np.issubdtype(sizes.dtype, np.integer) or sizes.min() < 0:
         raise ConfigError(
-            f"token_bytes has shape {found.shape} and type {found.dtype}, but the stream has {size} tokens. "
+            f"token_bytes has shape {sizes.shape} and type {sizes.dtype}, but the stream has {size} tokens. "
             "Give the bytes of text of each token of the stream, whole numbers [n + 1], such as table[stream]."
         )
     if separators is None:
@@ -121,7 +121,7 @@ def _sizes(token_bytes: Any, separators: Sequence[int] | None, size: int) -> np.
             "token_bytes needs separators. Name the ids that are no text, such as separators=[eos], or "
             "separators=[] if the stream has none."
         )
-    return found
+    return sizes
 
 
 def _separators(given: Any, tokens: np.ndarray, sizes: np.ndarray | None) -> Any:

@@ -37,11 +37,11 @@ class Protocol(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def of_run(cls, config: EvalConfig, train_len: int, longest: int) -> Protocol:
+    def from_run(cls, config: EvalConfig, train_len: int, longest: int) -> Protocol:
         """Return the protocol of a run's settings, on the targets of windows of up to `longest` tokens."""
 
     @classmethod
-    def lengths_of(cls, config: EvalConfig, train_len: int) -> tuple[int, ...]:
+    def run_lengths(cls, config: EvalConfig, train_len: int) -> tuple[int, ...]:
         """Return the window lengths of a run's settings, increasing, with the training length for comparison."""
         return tuple(sorted({*config.lengths, train_len}))
 
@@ -50,11 +50,13 @@ class Protocol(abc.ABC):
         """List the problems that a run's settings have for this protocol, one line each."""
         return []
 
-    def required(self, lengths: Sequence[int], defined: Callable[[int], bool] = lambda length: True) -> tuple[int, ...]:
+    def required_lengths(
+        self, lengths: Sequence[int], defined: Callable[[int], bool] = lambda length: True
+    ) -> tuple[int, ...]:
         """Return the lengths that get a row. The model is `defined` at some of the lengths."""
         return tuple(lengths)
 
-    def stride_at(self, length: int, lengths: Sequence[int]) -> int:
+    def window_stride(self, length: int, lengths: Sequence[int]) -> int:
         """Return the distance between the starts of windows of `length` tokens: so many targets of each are scored."""
         return length
 
@@ -91,12 +93,12 @@ class Protocol(abc.ABC):
         return np.zeros(len(windows), bool)
 
     def measure(self, model: Measured, lengths: Sequence[int]) -> Iterator[Row]:
-        """Yield a row for each length that is `required`."""
+        """Yield a row for each length that is `required_lengths`."""
         targets = self.targets(model.stream, lengths, model.documents)
         for length in lengths:
-            stride = self.stride_at(length, lengths)
+            stride = self.window_stride(length, lengths)
             windows = self.windows(targets, length, stride)
-            scored = model.scored(windows, length, self.begins(targets, windows))
+            scored = model.score_windows(windows, length, self.begins(targets, windows))
             yield self.row(model, length, stride, targets, scored)
 
     def row(self, model: Measured, length: int, stride: int, targets: Targets, scored: Scored) -> Row:

@@ -26,9 +26,9 @@ def token_ids(given: Any, *shapes: str, name: str = "tokens", least: int = 0, vo
     """
     ids = given if isinstance(given, jax.Array) else host(given)
     if not jnp.issubdtype(ids.dtype, jnp.integer) or ids.ndim not in [shape.count(",") + 1 for shape in shapes]:
-        found = "a text" if isinstance(given, str | bytes) else f"{list(ids.shape)} of {ids.dtype}"
+        form = "a text" if isinstance(given, str | bytes) else f"{list(ids.shape)} of {ids.dtype}"
         raise ConfigError(
-            f"{name}: {found} cannot be token ids. Give whole numbers {' or '.join(shapes)}, such as "
+            f"{name}: {form} cannot be token ids. Give whole numbers {' or '.join(shapes)}, such as "
             "tokenizer.encode(text) returns."
         )
     if isinstance(ids, jax.core.Tracer) or not getattr(ids, "is_fully_addressable", True):

@@ -14,7 +14,7 @@ import numpy as np
 
 from posx.errors import ConfigError, UndefinedLength
 from posx.evaluation.ids import host, token_ids
-from posx.evaluation.scoring import ROUNDING, SUM_ROUNDING, LogProbs, called, out_of_memory, refuse_logits
+from posx.evaluation.scoring import ROUNDING, SUM_ROUNDING, LogProbs, call_log_probs, out_of_memory, refuse_logits
 
 #: Windows with another last token, and with another end, if a call takes as many rows.
 MOST_CHANGES = 4
@@ -44,7 +44,7 @@ class _Change:
     moved: np.ndarray
     excess: np.ndarray
 
-    def at(self, place: int) -> float:
+    def entry_change(self, place: int) -> float:
         """Return the change of the entry at `place`, 0 if it was not read."""
         return float(self.moved[self.places == place].max(initial=0.0))
 
@@ -73,7 +73,7 @@ def check_log_probs(log_probs: LogProbs, tokens: Any) -> None:
     count = min(max(len(tokens) // 2 - 1, 1), MOST_CHANGES)
     inner = [(int(at), n) for n, at in enumerate(np.linspace(0, last, count + 2)[1:-1].round()) if 0 < at < last]
     of_last = [(last, n) for n in range(min(count, others))]
-    values, changes = _tried(log_probs, tokens, known, [*of_last, *inner])
+    values, changes = _try_changes(log_probs, tokens, known, [*of_last, *inner])
     whole = values[0].ndim == 2
     if len(tokens) > 1:
         _check_rows(log_probs, tokens, changes[0].places, values[1])
@@ -81,7 +81,7 @@ def check_log_probs(log_probs: LogProbs, tokens: Any) -> None:
     if _is_shifted(changes, last, whole):
         tries = min(MOST_CHANGES if whole else MORE_CHANGES, (last - 1) * others)
         more = [(1 + n % (last - 1), n // (last - 1)) for n in range(tries)]
-        if _is_shifted(_tried(log_probs, tokens, known, more)[1], last, whole):
+        if _is_shifted(_try_changes(log_probs, tokens, known, more)[1], last, whole):
             raise ConfigError(
                 "log_probs is not shifted: its entries (b, i) are of tokens[b, i], not of the next token, "
                 "tokens[b, i + 1]. Leave out the first column of its result."
@@ -90,10 +90,10 @@ def check_log_probs(log_probs: LogProbs, tokens: Any) -> None:
         some = np.array([values[n][last - 1] for n in (0, *range(2, 2 + len(of_last)))])
         refuse_logits(some)
         all_known = len(known) <= MOST_CALLS * len(tokens)
-        some = _of_targets(log_probs, tokens, known, last) if all_known else some
+        some = _target_entries(log_probs, tokens, known, last) if all_known else some
         _check_sum(some)
         if all_known and last >= 2 * REPEATS:
-            _check_nats(_of_targets(log_probs, tokens, known, last - n) if n else some for n in range(REPEATS))
+            _check_nats(_target_entries(log_probs, tokens, known, last - n) if n else some for n in range(REPEATS))
 
 
 def check_first_windows(log_probs: LogProbs, stream: np.ndarray, lengths: Sequence[int], batch_tokens: int) -> None:
@@ -112,7 +112,7 @@ def check_first_windows(log_probs: LogProbs, stream: np.ndarray, lengths: Sequen
                 rows //= 2
 
 
-def _tried(
+def _try_changes(
     log_probs: LogProbs, tokens: np.ndarray, known: np.ndarray, ends: Sequence[tuple[int, int]]
 ) -> tuple[list[np.ndarray], list[_Change]]:
     """Replace each end of the first window, given as (position, n), by the n-th other tokens of `known`.
@@ -128,7 +128,7 @@ def _tried(
     places, values = np.arange(last), list[np.ndarray]()
     filled = np.stack([*rows, *[rows[0]] * (-len(rows) % batch)])
     for part in np.split(filled, len(filled) // batch):
-        result = called(log_probs, part)
+        result = call_log_probs(log_probs, part)
         if len(result.shape) == 3:
             around = [np.zeros(1, int), positions // 2, positions - 1, positions, positions + 1]
             places = np.unique(np.clip(np.concatenate(around), 0, last - 1))
@@ -179,20 +179,26 @@ def _is_shifted(changes: Sequence[_Change], last: int, whole: bool) -> bool:
     """
     inner = [change for change in changes if change.position < last]
     if whole:
-        needed, others = [one.at(one.position) for one in inner], [one.at(one.position + 1) for one in inner]
+        needed, others = (
+            [one.entry_change(one.position) for one in inner],
+            [one.entry_change(one.position + 1) for one in inner],
+        )
     else:
-        needed, others = [one.at(one.position - 1) for one in changes], [one.at(one.position) for one in inner]
+        needed, others = (
+            [one.entry_change(one.position - 1) for one in changes],
+            [one.entry_change(one.position) for one in inner],
+        )
     return not any(needed) and any(others)
 
 
 def _check_rows(log_probs: LogProbs, tokens: np.ndarray, places: np.ndarray, before: np.ndarray) -> None:
     """Refuse entries of the first window that change when the other rows are not copies of it, but other windows."""
-    noise, found = 0.0, list[np.ndarray]()
+    noise, entries = 0.0, list[np.ndarray]()
     for _ in range(1 + REPEATS):
-        result = called(log_probs, np.roll(tokens, 1, axis=0))
-        found.append(np.stack([_read(result, n, places) for n in range(min(len(tokens), ROWS))]))
-        noise = max(noise, float(_distance(found[0], found[-1]).max()))
-        most = _change(0, places, before, found[0][1], noise).excess.max()
+        result = call_log_probs(log_probs, np.roll(tokens, 1, axis=0))
+        entries.append(np.stack([_read(result, n, places) for n in range(min(len(tokens), ROWS))]))
+        noise = max(noise, float(_distance(entries[0], entries[-1]).max()))
+        most = _change(0, places, before, entries[0][1], noise).excess.max()
         if not most:
             return
     raise ConfigError(
@@ -201,12 +207,14 @@ def _check_rows(log_probs: LogProbs, tokens: np.ndarray, places: np.ndarray, bef
     )
 
 
-def _of_targets(log_probs: LogProbs, tokens: np.ndarray, ids: np.ndarray, position: int) -> np.ndarray:
+def _target_entries(log_probs: LogProbs, tokens: np.ndarray, ids: np.ndarray, position: int) -> np.ndarray:
     """Return the entries [n] of `ids` [n] as the token at `position` of the first window."""
     rows = np.repeat(tokens[:1], -(-len(ids) // len(tokens)) * len(tokens), axis=0)
     rows[: len(ids), position] = ids
-    found = [host(called(log_probs, some)[:, position - 1]) for some in np.split(rows, len(rows) // len(tokens))]
-    return np.concatenate(found)[: len(ids)].astype(np.float64)
+    entries = [
+        host(call_log_probs(log_probs, some)[:, position - 1]) for some in np.split(rows, len(rows) // len(tokens))
+    ]
+    return np.concatenate(entries)[: len(ids)].astype(np.float64)
 
 
 def _check_sum(of_targets: np.ndarray) -> None:

@@ -31,7 +31,7 @@ class _Consecutive(Protocol):
     stretch: int = 0
 
     @classmethod
-    def of_run(cls, config: EvalConfig, train_len: int, longest: int) -> Protocol:
+    def from_run(cls, config: EvalConfig, train_len: int, longest: int) -> Protocol:
         return cls(config.num_targets, longest)
 
     def targets(self, stream: np.ndarray, lengths: Sequence[int], documents: Any) -> Targets:
@@ -96,16 +96,18 @@ class PerPosition(_Consecutive):
     name, letter, title = "per_position", "P4", "loss per position"
 
     @classmethod
-    def lengths_of(cls, config: EvalConfig, train_len: int) -> tuple[int, ...]:
+    def run_lengths(cls, config: EvalConfig, train_len: int) -> tuple[int, ...]:
         return config.lengths  # one of them is measured: nothing is compared with the training length
 
-    def required(self, lengths: Sequence[int], defined: Callable[[int], bool] = lambda length: True) -> tuple[int, ...]:
+    def required_lengths(
+        self, lengths: Sequence[int], defined: Callable[[int], bool] = lambda length: True
+    ) -> tuple[int, ...]:
         return tuple(sorted(length for length in lengths if defined(length))[-1:])
 
     def measure(self, model: Measured, lengths: Sequence[int]) -> Iterator[Row]:
         targets = self.targets(model.stream, lengths, model.documents)
         for length in sorted(lengths, reverse=True):
-            scored = model.scored(self.windows(targets, length, length), length)
+            scored = model.score_windows(self.windows(targets, length, length), length)
             if scored.status != "undefined":
                 by_position = _positions(scored, length) if scored.status == "ok" else {}
                 yield self.row(model, length, length, targets, scored) | by_position
@@ -146,23 +148,23 @@ class Sliding(Protocol):
     warm_up: int = 0
 
     @classmethod
-    def of_run(cls, config: EvalConfig, train_len: int, longest: int) -> Sliding:
+    def from_run(cls, config: EvalConfig, train_len: int, longest: int) -> Sliding:
         return cls(config.stride or max(1, train_len // 4), config.sliding_targets, warm_up=longest)
 
     @classmethod
-    def lengths_of(cls, config: EvalConfig, train_len: int) -> tuple[int, ...]:
+    def run_lengths(cls, config: EvalConfig, train_len: int) -> tuple[int, ...]:
         powers = tuple(train_len * 2**n for n in range(5))
         lengths = config.sliding_lengths or (n for n in powers if n <= max(config.lengths))
         return tuple(sorted({*lengths, train_len}))
 
     @classmethod
     def problems(cls, config: EvalConfig, train_len: int) -> list[str]:
-        shortest, stride = min(cls.lengths_of(config, train_len)), cls.of_run(config, train_len, 0).stride
+        shortest, stride = min(cls.run_lengths(config, train_len)), cls.from_run(config, train_len, 0).stride
         if stride <= shortest:
             return []
         return [f"eval.stride={stride} is larger than the shortest sliding window, {shortest} tokens. Lower it."]
 
-    def stride_at(self, length: int, lengths: Sequence[int]) -> int:
+    def window_stride(self, length: int, lengths: Sequence[int]) -> int:
         return self.stride or max(1, min(lengths) // 4)
 
     @classmethod
@@ -170,11 +172,11 @@ class Sliding(Protocol):
         return row.get("stride")
 
     def needs(self, lengths: Sequence[int]) -> tuple[int, str]:
-        stride, warm_up = self.stride_at(max(lengths), lengths), self.warm_up or max(lengths)
+        stride, warm_up = self.window_stride(max(lengths), lengths), self.warm_up or max(lengths)
         return warm_up + stride, f"sliding windows of {warm_up} tokens with stride {stride} need"
 
     def targets(self, stream: np.ndarray, lengths: Sequence[int], documents: Any) -> Targets:
-        stride, warm_up = self.stride_at(max(lengths), lengths), self.warm_up or max(lengths)
+        stride, warm_up = self.window_stride(max(lengths), lengths), self.warm_up or max(lengths)
         if not 1 <= stride <= min(lengths):
             raise ConfigError(f"stride={stride} must be between 1 and the shortest length, {min(lengths)} tokens.")
         if warm_up < max(lengths):
@@ -196,11 +198,11 @@ PROTOCOLS: dict[str, type[Protocol]] = {
 def protocol_class(name: str) -> type[Protocol]:
     """Return the protocol of a name, or of its letter in the literature. Raises ConfigError for an unknown one."""
     letters = {cls.letter: cls for cls in PROTOCOLS.values()}
-    found = PROTOCOLS.get(name) or letters.get(name.upper())
-    if found is None:
+    protocol = PROTOCOLS.get(name) or letters.get(name.upper())
+    if protocol is None:
         known = [*PROTOCOLS, *letters]
         raise ConfigError(f"protocol {name!r} is unknown. {nearest(name, known)}The protocols are: {', '.join(known)}.")
-    return found
+    return protocol
 
 
 def run_protocols(config: EvalConfig, train_len: int, longest: int = 0) -> list[tuple[Protocol, tuple[int, ...]]]:
@@ -209,13 +211,13 @@ def run_protocols(config: EvalConfig, train_len: int, longest: int = 0) -> list[
     Targets are those of windows of up to `longest` tokens, and of at least the longest that the settings name.
     """
     longest = max(longest, longest_window(config, train_len))
-    found = map(protocol_class, config.protocols)
-    return [(cls.of_run(config, train_len, longest), cls.lengths_of(config, train_len)) for cls in found]
+    protocols = map(protocol_class, config.protocols)
+    return [(cls.from_run(config, train_len, longest), cls.run_lengths(config, train_len)) for cls in protocols]
 
 
 def longest_window(config: EvalConfig, train_len: int) -> int:
     """Return the longest window that a run's settings name for any protocol, whether they ask for it or not."""
-    return max(n for cls in PROTOCOLS.values() for n in cls.lengths_of(config, train_len))
+    return max(n for cls in PROTOCOLS.values() for n in cls.run_lengths(config, train_len))
 
 
 def problems(config: EvalConfig, train_len: int) -> list[str]:
@@ -225,5 +227,5 @@ def problems(config: EvalConfig, train_len: int) -> list[str]:
     except ConfigError as error:
         return [f"eval.protocols: {error}"]
     twice = [cls.name for cls in dict.fromkeys(classes) if classes.count(cls) > 1]
-    found = [f"eval.protocols={','.join(config.protocols)} names {name} twice. Name it once." for name in twice]
-    return found if config.problems() else found + [why for cls in classes for why in cls.problems(config, train_len)]
+    lines = [f"eval.protocols={','.join(config.protocols)} names {name} twice. Name it once." for name in twice]
+    return lines if config.problems() else lines + [why for cls in classes for why in cls.problems(config, train_len)]

@@ -14,7 +14,7 @@ import numpy as np
 
 from posx.errors import ConfigError
 from posx.evaluation.base import Protocol, Row
-from posx.evaluation.scoring import Documents, Measured, Scored, Targets, document_starts, targets_in
+from posx.evaluation.scoring import Documents, Measured, Scored, Targets, document_starts, stretch_targets
 from posx.evaluation.settings import EvalConfig
 
 
@@ -45,7 +45,7 @@ class LmEvalRolling(_FromTheStart):
     name, letter, title = "lm_eval_rolling", "P6", "rolling log-likelihood of lm-evaluation-harness"
 
     @classmethod
-    def of_run(cls, config: EvalConfig, train_len: int, longest: int) -> LmEvalRolling:
+    def from_run(cls, config: EvalConfig, train_len: int, longest: int) -> LmEvalRolling:
         return cls(config.num_targets)
 
     def targets(self, stream: np.ndarray, lengths: Sequence[int], documents: Any) -> Targets:
@@ -56,12 +56,12 @@ class LmEvalRolling(_FromTheStart):
         if self.num_targets:
             sizes = np.clip(self.num_targets - (np.cumsum(sizes) - sizes), 0, sizes)
         self.check_text(sizes.sum(), lengths, "the stream")
-        return targets_in(stream, starts[sizes > 0], sizes[sizes > 0], documents)
+        return stretch_targets(stream, starts[sizes > 0], sizes[sizes > 0], documents)
 
     def windows(self, targets: Targets, length: int, stride: int) -> np.ndarray:
-        found = targets.windows(length, length)
-        is_later = ~np.isin(found[:, 0], targets.starts)
-        return found + np.where(is_later, length - found[:, 2], 0)[:, None] * np.array([-1, 1, 1])
+        windows = targets.windows(length, length)
+        is_later = ~np.isin(windows[:, 0], targets.starts)
+        return windows + np.where(is_later, length - windows[:, 2], 0)[:, None] * np.array([-1, 1, 1])
 
     def begins(self, targets: Targets, windows: np.ndarray) -> np.ndarray:
         return np.isin(windows[:, 0], targets.starts)
@@ -105,38 +105,38 @@ class HfStrided(_FromTheStart):
     stride: int = 0
 
     @classmethod
-    def of_run(cls, config: EvalConfig, train_len: int, longest: int) -> HfStrided:
+    def from_run(cls, config: EvalConfig, train_len: int, longest: int) -> HfStrided:
         return cls(config.num_targets, config.stride)
 
     @classmethod
     def problems(cls, config: EvalConfig, train_len: int) -> list[str]:
-        shortest = min(cls.lengths_of(config, train_len))
+        shortest = min(cls.run_lengths(config, train_len))
         if config.stride <= shortest:
             return []
         return [f"eval.stride={config.stride} is larger than the shortest window, {shortest} tokens. Lower it."]
 
     @classmethod
     def chosen_stride(cls, row: Row) -> int | None:
-        return None if row.get("stride") == cls().stride_at(row["eval_len"], ()) else row.get("stride")
+        return None if row.get("stride") == cls().window_stride(row["eval_len"], ()) else row.get("stride")
 
-    def stride_at(self, length: int, lengths: Sequence[int]) -> int:
+    def window_stride(self, length: int, lengths: Sequence[int]) -> int:
         return self.stride or max(1, length // 2)
 
     def targets(self, stream: np.ndarray, lengths: Sequence[int], documents: Any) -> Targets:
         """Place the targets of one length. Windows without overlap score other targets."""
         (length,) = lengths
-        stride, text = self.stride_at(length, lengths), stream[: self.num_targets + 1 if self.num_targets else None]
+        stride, text = self.window_stride(length, lengths), stream[: self.num_targets + 1 if self.num_targets else None]
         if not 1 <= stride <= length or length < 2:
             raise ConfigError(f"stride={stride} must be between 1 and the length, {length} tokens, which must be 2 up.")
         self.check_text(len(text) - 1, lengths, "the stream")
-        first, low, high = _strided(len(text), length, stride).T
+        first, low, high = _strided_windows(len(text), length, stride).T
         sizes = high - low
         if stride < length:  # one stretch
             first, low, sizes = first[:1], low[:1], sizes.sum(keepdims=True)
-        return targets_in(stream, (first + low)[sizes > 0], sizes[sizes > 0], documents, weights=self.name)
+        return stretch_targets(stream, (first + low)[sizes > 0], sizes[sizes > 0], documents, weights=self.name)
 
     def windows(self, targets: Targets, length: int, stride: int) -> np.ndarray:
-        return _strided(targets.starts[-1] + targets.sizes[-1] + 1, length, stride)
+        return _strided_windows(targets.starts[-1] + targets.sizes[-1] + 1, length, stride)
 
     def measure(self, model: Measured, lengths: Sequence[int]) -> Iterator[Row]:
         for length in lengths:
@@ -151,7 +151,7 @@ class HfStrided(_FromTheStart):
         return super().row(model, length, stride, targets, scored)
 
 
-def _strided(num_tokens: int, length: int, stride: int) -> np.ndarray:
+def _strided_windows(num_tokens: int, length: int, stride: int) -> np.ndarray:
     """List the windows [n, 3] of the recipe on a text of `num_tokens`: first token, and the scored columns from, to."""
     first = stride * np.arange(1 + -(-max(num_tokens - length, 0) // stride))
     ends = np.minimum(first + length, num_tokens)

@@ -72,11 +72,11 @@ class Targets:
         Their columns are the first token of a window, and which of its targets (from, to) are scored. These are the
         last `stride` of a window, fewer at the end of a stretch. With stride = length the windows share nothing.
         """
-        found = []
+        windows = []
         for start, size in zip(self.starts, self.sizes, strict=True):
             offsets = np.arange(0, size, stride)
-            found.append(np.stack([start + offsets, 0 * offsets, np.minimum(stride, size - offsets)], axis=1))
-        return np.concatenate(found) + np.array([stride - length, length - stride, length - stride])
+            windows.append(np.stack([start + offsets, 0 * offsets, np.minimum(stride, size - offsets)], axis=1))
+        return np.concatenate(windows) + np.array([stride - length, length - stride, length - stride])
 
 
 def place(stream: np.ndarray, num_targets: int, *, longest: int = 1, first: int = 0, documents: Any = None) -> Targets:
@@ -106,15 +106,17 @@ def place(stream: np.ndarray, num_targets: int, *, longest: int = 1, first: int 
         sizes = np.full(max(1, (count + alone) // size), size)
         sizes[-1] += count - sizes.sum()
         edges = np.unique(np.concatenate([[first], begins[begins > first], [end]]))
-        starts = _apart(_middles(edges, len(sizes)) - sizes / 2, sizes, first, end)
-    return targets_in(stream, starts, sizes, documents)
+        starts = _separate_starts(_middles(edges, len(sizes)) - sizes / 2, sizes, first, end)
+    return stretch_targets(stream, starts, sizes, documents)
 
 
-def targets_in(stream: np.ndarray, starts: np.ndarray, sizes: np.ndarray, documents: Any, weights: str = "") -> Targets:
+def stretch_targets(
+    stream: np.ndarray, starts: np.ndarray, sizes: np.ndarray, documents: Any, weights: str = ""
+) -> Targets:
     """Return the targets of stretches [k] of a stream. `weights` names the rule of their weights, "" for equal ones."""
     tokens = _select(stream, starts, sizes)
-    touched = None if documents is None else _touched(document_starts(documents, len(stream)), starts, sizes)
-    digest = digest_of(starts, sizes, tokens)
+    touched = None if documents is None else _count_touched(document_starts(documents, len(stream)), starts, sizes)
+    digest = digest_arrays(starts, sizes, tokens)
     return Targets(starts, sizes, tokens, touched, f"{digest}-{weights}" if weights else digest)
 
 
@@ -170,14 +172,14 @@ def _middles(edges: np.ndarray, count: int) -> np.ndarray:
     return edges[document] + (points - before[document]) / weights[document] * lengths[document]
 
 
-def _apart(starts: np.ndarray, sizes: np.ndarray, first: int, end: int) -> np.ndarray:
+def _separate_starts(starts: np.ndarray, sizes: np.ndarray, first: int, end: int) -> np.ndarray:
     """Move `starts` as little as possible, so that stretches keep their order, do not overlap, and lie in the text."""
     before = np.cumsum(sizes) - sizes
     slack = np.clip(np.floor(starts) - before, first, end - sizes.sum())
     return (np.maximum.accumulate(slack) + before).astype(np.int64)
 
 
-def _touched(begins: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> int:
+def _count_touched(begins: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> int:
     """Count the documents that have a target in some stretch."""
     low = np.searchsorted(begins, starts, side="right") - 1
     high = np.searchsorted(begins, starts + sizes - 1, side="right") - 1
@@ -233,13 +235,13 @@ class Measured:
     passes: dict[tuple[int, str], Scored] = dataclasses.field(default_factory=dict)
     said: list[str] = dataclasses.field(default_factory=list)
 
-    def scored(self, windows: np.ndarray, length: int, begins: np.ndarray | None = None) -> Scored:
+    def score_windows(self, windows: np.ndarray, length: int, begins: np.ndarray | None = None) -> Scored:
         """Score `windows` [n, 3] of `length` tokens, if that is not done yet.
 
         The first token of a window whose entry of `begins` [n] is true is replaced by token 0 of the stream.
         """
         begins = np.zeros(len(windows), bool) if begins is None else begins
-        key = length, digest_of(windows, begins)
+        key = length, digest_arrays(windows, begins)
         if key not in self.passes:
             self.passes[key] = self._score(windows, length, begins)
         return self.passes[key]
@@ -272,24 +274,24 @@ class Measured:
         places = np.minimum(starts[:, None] + np.arange(length + 1), len(self.stream) - 1)
         tokens = self.stream[places].astype(np.int32)
         tokens[: len(windows), 0][begins] = self.stream[0]
-        result = called(self.log_probs, tokens)
+        result = call_log_probs(self.log_probs, tokens)
         if len(result.shape) == 3:
-            result = _of_next(result, tokens[:, 1:])
+            result = _next_entries(result, tokens[:, 1:])
         column = np.arange(length)
         scored = (column >= windows[:, 1:2]) & (column < windows[:, 2:3])
-        found = host(result[: len(windows), :length]).astype(np.float32)[scored]
-        refuse_logits(found)
-        if not self.said and (precision := _half_precision(getattr(result, "dtype", ""), found)):
+        log_probs = host(result[: len(windows), :length]).astype(np.float32)[scored]
+        refuse_logits(log_probs)
+        if not self.said and (precision := _half_precision(getattr(result, "dtype", ""), log_probs)):
             error = 8 / 2 ** (1 + _HALF[precision])
             self.said.append(
                 f"notice: log_probs gives {precision}, which rounds a log-probability of -8 by up to {error:.2g} nats. "
                 "Cast the logits to float32 before log_softmax, not the result."
             )
             say(self.said[0])
-        return -found
+        return -log_probs
 
 
-def digest_of(*arrays: np.ndarray) -> str:
+def digest_arrays(*arrays: np.ndarray) -> str:
     """Return the digest of arrays of whole numbers."""
     return hashlib.sha256(b"".join(array.astype("<i8").tobytes() for array in arrays)).hexdigest()[:16]
 
@@ -300,7 +302,7 @@ def out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "resource_exhausted" in words or "out of memory" in words
 
 
-def _half_precision(dtype: Any, found: np.ndarray) -> str:
+def _half_precision(dtype: Any, log_probs: np.ndarray) -> str:
     """Return the 16-bit type of log-probabilities, or the one that they were rounded to before a cast, else "".
 
     Rounding shows in values that use the last bit of the type at several powers of 2. A fixed grid, such as whole
@@ -309,7 +311,7 @@ def _half_precision(dtype: Any, found: np.ndarray) -> str:
     name = str(dtype).removeprefix("torch.")
     if name in _HALF:
         return name
-    bits = found[np.isfinite(found)].astype(np.float32).view(np.uint32)
+    bits = log_probs[np.isfinite(log_probs)].astype(np.float32).view(np.uint32)
     for name, kept in _HALF.items():
         last = 23 - kept  # of the 23 bits after the leading one
         if (bits & ((1 << last) - 1)).any():
@@ -321,16 +323,16 @@ def _half_precision(dtype: Any, found: np.ndarray) -> str:
     return ""
 
 
-def refuse_logits(found: np.ndarray) -> None:
+def refuse_logits(log_probs: np.ndarray) -> None:
     """Raise ConfigError for log-probabilities above 0."""
-    if (found > ROUNDING).any():
+    if (log_probs > ROUNDING).any():
         raise ConfigError(
-            f"log_probs gave log-probabilities up to {np.nanmax(found):.4g}, above 0. If these are logits, give "
+            f"log_probs gave log-probabilities up to {np.nanmax(log_probs):.4g}, above 0. If these are logits, give "
             "log_softmax(logits) in float32."
         )
 
 
-def called(log_probs: LogProbs, tokens: np.ndarray) -> Any:
+def call_log_probs(log_probs: LogProbs, tokens: np.ndarray) -> Any:
     """Call `log_probs` with tokens [b, t]. Raises ConfigError for a result of another shape than is expected."""
     result = log_probs(tokens)
     (batch, size), shape = tokens.shape, tuple(getattr(result, "shape", ()))
@@ -341,7 +343,7 @@ def called(log_probs: LogProbs, tokens: np.ndarray) -> Any:
     return result
 
 
-def _of_next(result: Any, targets: np.ndarray) -> Any:
+def _next_entries(result: Any, targets: np.ndarray) -> Any:
     """Take from distributions [b, t, v] the entries [b, t] of the next tokens. Raises ConfigError for logits."""
     batch, length = targets.shape
     if targets.max() >= result.shape[2]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Literal
 
-from posx.contract.fields import at_least, problems_of
+from posx.contract.fields import at_least, field_problems
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,18 +40,18 @@ class EvalConfig:
 
     def problems(self) -> list[str]:
         """Return the problems of these fields, one line each. Each protocol knows its own."""
-        found = [f"eval.{problem}" for problem in problems_of(self)]
+        problems = [f"eval.{problem}" for problem in field_problems(self)]
         for name in ("lengths", "sliding_lengths"):
             lengths = getattr(self, name)
             if any(length < 2 for length in lengths):
-                found.append(f"eval.{name}={lengths}: every length must be at least 2 tokens.")
+                problems.append(f"eval.{name}={lengths}: every length must be at least 2 tokens.")
             if list(lengths) != sorted(set(lengths)):
-                found.append(f"eval.{name}={lengths}: lengths must increase, each length once.")
+                problems.append(f"eval.{name}={lengths}: lengths must increase, each length once.")
         if not self.lengths:
-            found.append("eval.lengths is empty. Name at least one length in tokens.")
-        if not found and 0 < self.num_targets < max(self.lengths):
-            found.append(
+            problems.append("eval.lengths is empty. Name at least one length in tokens.")
+        if not problems and 0 < self.num_targets < max(self.lengths):
+            problems.append(
                 f"eval.num_targets={self.num_targets} is less than one window of eval.lengths' longest, "
                 f"{max(self.lengths)} tokens. Score at least as many targets, or 0 for all."
             )
-        return found
+        return problems

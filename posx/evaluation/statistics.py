@@ -88,8 +88,8 @@ def few_places(*rows: _Row) -> str:
     The whole text is never too few places, as no other targets could be chosen. All rows have the same targets, so one
     row is enough to know that they are the whole text.
     """
-    found = list(map(_few_places, rows))
-    return found[0] if all(found) else ""
+    reasons = list(map(_few_places, rows))
+    return reasons[0] if all(reasons) else ""
 
 
 def _few_places(row: _Row) -> str:
@@ -221,5 +221,5 @@ def check_rises(*pairs: Sequence[_Row]) -> None:
     windows = [(far["eval_len"], near["eval_len"]) for far, near in pairs if "eval_len" in far and "eval_len" in near]
     factors = {far / near for far, near in windows}
     if len(factors) > 1 or any(k <= 1 for k in factors):
-        found = ", ".join(f"{far} and {near}" for far, near in dict.fromkeys(windows))
-        raise ConfigError(f"R_k needs rows at kL and L tokens, in this order, with one k. These are at {found}.")
+        pairs_text = ", ".join(f"{far} and {near}" for far, near in dict.fromkeys(windows))
+        raise ConfigError(f"R_k needs rows at kL and L tokens, in this order, with one k. These are at {pairs_text}.")

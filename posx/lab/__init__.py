@@ -3,6 +3,6 @@
 It imports the library. The library imports nothing of it, as `tests/test_architecture.py` checks.
 """
 
-from posx.lazy import modules_of
+from posx.lazy import module_getter
 
-__getattr__ = modules_of(__name__)
+__getattr__ = module_getter(__name__)

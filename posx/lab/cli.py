@@ -8,7 +8,7 @@ from typing import Any
 
 import posx
 from posx.errors import ConfigError, nearest
-from posx.lab.argv import SOURCES, presets, read
+from posx.lab.argv import SOURCES, presets, read_words
 from posx.lab.commands import COMMANDS, run, work_folder
 from posx.lab.exits import exit_code, prepare_process
 from posx.notices import say
@@ -36,7 +36,7 @@ def _run(words: list[str]) -> int:
     if {"-h", "--help", "--helpfull"} & {word.partition("=")[0] for word in words} or words == ["help"]:
         print(usage(name))
         return 0
-    values, config = read(COMMANDS[name], words)
+    values, config = read_words(COMMANDS[name], words)
     if values["print_config"]:
         print(_settings(values, config, sweep=name == "sweep"))
     else:
@@ -48,16 +48,16 @@ def _settings(values: dict[str, Any], config: Any, sweep: bool) -> str:
     """Return the text of `--print_config`: the settings of `config`, or those of the run in the work folder."""
     if config is None and not values["workdir"]:
         return "this command has no settings but its flags."
-    from posx.lab.argv.settings import printed
-    from posx.lab.runs.folder import runs_in
-    from posx.lab.runs.load import unpacked
+    from posx.lab.argv.settings import settings_text
+    from posx.lab.runs.folder import find_runs
+    from posx.lab.runs.load import unpack
 
     if config is None:
-        first, *others = runs_in(unpacked(work_folder(values)))
+        first, *others = find_runs(unpack(work_folder(values)))
         if others:
             say(f"notice: {first.path} has these settings; it is the first of {1 + len(others)} runs")
         config = first.read_config()
-    return printed(config, sweep)
+    return settings_text(config, sweep)
 
 
 def usage(name: str = "") -> str:

@@ -49,8 +49,8 @@ def token_log_probs(
     def part(tokens: tuple[jax.Array, jax.Array]) -> jax.Array:
         return _log_probs(unembed(tokens[0]), tokens[1])
 
-    found = jax.lax.map(part, (chunks(hidden), chunks(targets)))
-    return found.swapaxes(0, 1).reshape(b, -1)[:, :t]
+    log_probs = jax.lax.map(part, (chunks(hidden), chunks(targets)))
+    return log_probs.swapaxes(0, 1).reshape(b, -1)[:, :t]
 
 
 def _log_probs(logits: jax.Array, targets: jax.Array) -> jax.Array:

@@ -16,7 +16,7 @@ from posx.errors import ConfigError, OutOfMemoryError, PosxError, Stopped, at_fa
 from posx.lab import interrupts
 from posx.lab.files.atomic import disk_full
 from posx.machine.guard import no_device, set_options
-from posx.notices import say, unheard
+from posx.notices import discard_writes, say
 
 #: The errors of JAX for an environment variable that it cannot read.
 _NO_VALUE = re.compile(r"^(?:Invalid value .* for JAX flag|invalid truth value .* for environment) '?(jax_\w+)", re.I)
@@ -45,7 +45,7 @@ def exit_code(work: Callable[[], int], debug: bool = False) -> int:
         sys.stdout.flush()  # while an error of it can still be reported
         return code
     except BrokenPipeError:  # nobody reads the results any more
-        unheard(sys.stdout)
+        discard_writes(sys.stdout)
         return 128 + signal.SIGPIPE if hasattr(signal, "SIGPIPE") else 1
     except (Exception, KeyboardInterrupt) as error:
         interrupts.settle()
@@ -79,14 +79,16 @@ def _foreseen(error: BaseException) -> tuple[int, str] | None:
     """Return the exit code and the line of a failure, or None for an unknown failure."""
     if isinstance(error, PosxError):
         return error.exit_code, str(error)
-    if isinstance(error, interrupts.Terminated) or (interrupts.terminated() and not interrupts.interrupted()):
+    if isinstance(error, interrupts.Terminated) or (interrupts.was_terminated() and not interrupts.was_interrupted()):
         return Stopped.exit_code, str(Stopped())
-    if isinstance(error, KeyboardInterrupt) or interrupts.interrupted():  # native code may raise another error for it
+    if (
+        isinstance(error, KeyboardInterrupt) or interrupts.was_interrupted()
+    ):  # native code may raise another error for it
         return 130, "interrupted; the same command resumes from the last checkpoint"
     if isinstance(error, MemoryError):
         return OutOfMemoryError.exit_code, "memory ran out. Lower the sizes, train.batch_size or eval.batch_tokens."
     if isinstance(error, OSError) and disk_full(error):
-        unheard(sys.stdout)
+        discard_writes(sys.stdout)
         return OutOfMemoryError.exit_code, (
             "no space is left where the results of this command are written. Free space and run the same command again."
         )

@@ -14,7 +14,7 @@ import numpy as np
 from posx.attention.cache import Cache
 from posx.errors import ConfigError, NonFiniteError
 from posx.evaluation.ids import token_ids
-from posx.machine.platforms import products_in
+from posx.machine.platforms import product_precision
 
 if TYPE_CHECKING:
     from posx.lab.model import Model
@@ -69,8 +69,8 @@ def sample(logits: jax.Array, sampling: Sampling, rng: jax.Array) -> jax.Array:
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=5)
 def _forward(model: Model, params: Any, tokens: jax.Array, pos: jax.Array, idx: jax.Array, cache: Cache):
     """Return logits [b, v] after the last of tokens [b, t], and the cache with these appended."""
-    with products_in("highest"):  # as in evaluation
-        logits, cache = model.cached(params, tokens, pos, idx, cache)
+    with product_precision("highest"):  # as in evaluation
+        logits, cache = model.decode(params, tokens, pos, idx, cache)
     return logits[:, -1], cache
 
 
@@ -132,9 +132,10 @@ def generate(
     `num_tokens`. An encoding that is set for a length (`Encoding.at_length`) is the exception: it is set for the prompt
     and the new tokens together.
 
-    Few programs serve texts of all lengths. A cache has 256, 1,024, 4,096 ... slots, see `capacity_for`, and the first
-    chunk of the prompts is padded. Each capacity has one program for a chunk and one for a new token. Encodings that
-    carry sums have one more for chunks after the first, those with tables by position or distance one for the tables.
+    Few programs serve texts of all lengths. A cache has 256, 1,024, 4,096 ... slots, see `cache_capacity`, and the
+    first chunk of the prompts is padded. Each capacity has one program for a chunk and one for a new token. Encodings
+    that carry sums have one more for chunks after the first, those with tables by position or distance one for the
+    tables.
 
     Args:
       model: the model.
@@ -155,11 +156,11 @@ def generate(
         np.asarray(token_ids(prompt, "[t]", name=f"prompts[{n}]", vocab_size=model.vocab_size))
         for n, prompt in enumerate(prompts)
     ]
-    encodings, longest = _set_for(model, prompts, num_tokens, chunk).encodings, max(map(len, prompts))
+    encodings, longest = _fit_model(model, prompts, num_tokens, chunk).encodings, max(map(len, prompts))
     tokens = np.full((len(prompts), longest), -1, np.int32)
     for row, prompt in zip(tokens, prompts, strict=True):
         row[longest - len(prompt) :] = prompt
-    capacity = capacity_for(-(-longest // chunk) * chunk + num_tokens - 1)
+    capacity = cache_capacity(-(-longest // chunk) * chunk + num_tokens - 1)
     tokens = np.pad(tokens, ((0, 0), (-longest % chunk, 0)), constant_values=-1)
     model, params = model.tabulated(params, capacity, encodings)
     cache = model.empty_cache(len(prompts), capacity)
@@ -168,15 +169,15 @@ def generate(
     rng = _key(seed, len(prompts))
     for n in range(num_tokens):
         new = _sample(logits, sampling, rng, n)
-        found = np.asarray(new)
-        if (found < 0).any():
+        ids = np.asarray(new)
+        if (ids < 0).any():
             raise NonFiniteError(
-                f"new token {n + 1} of prompt {int((found < 0).argmax())}: the model's logits are NaN or infinite. "
+                f"new token {n + 1} of prompt {int((ids < 0).argmax())}: the model's logits are NaN or infinite. "
                 "Check the weights, or use a checkpoint from before training diverged."
             )
-        yield found
+        yield ids
         if n + 1 < num_tokens:
-            logits, cache = _forward(model, params, found[:, None], pos + n, pos + n, cache)
+            logits, cache = _forward(model, params, ids[:, None], pos + n, pos + n, cache)
 
 
 def _key(seed: int | Sequence[int], count: int) -> jax.Array:
@@ -188,7 +189,7 @@ def _key(seed: int | Sequence[int], count: int) -> jax.Array:
     return jax.vmap(jax.random.key)(np.array(seed, np.uint32))
 
 
-def _set_for(model: Model, prompts: list[np.ndarray], num_tokens: int, chunk: int) -> Model:
+def _fit_model(model: Model, prompts: list[np.ndarray], num_tokens: int, chunk: int) -> Model:
     """Return the model set for the length of these texts. Raises ConfigError as `generate` does."""
     longest = max((len(prompt) for prompt in prompts), default=0)
     if min((len(prompt) for prompt in prompts), default=0) < 1 or min(num_tokens, chunk) < 1:
@@ -216,7 +217,7 @@ def _set_for(model: Model, prompts: list[np.ndarray], num_tokens: int, chunk: in
     return own[-1]
 
 
-def capacity_for(count: int) -> int:
+def cache_capacity(count: int) -> int:
     """Return the slots of a cache for `count` tokens: 256, 1,024, 4,096, 16,384, ...
 
     A token reads all slots, filled or not. Powers of 2 would waste less time, but compile twice the programs.

@@ -65,7 +65,7 @@ def _receive(number: int, frame: FrameType | None) -> None:
 
 
 @contextlib.contextmanager
-def kept() -> Iterator[None]:
+def keep_handlers() -> Iterator[None]:
     """Restore the handlers of signals that a library inside replaces."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -78,11 +78,11 @@ def kept() -> Iterator[None]:
 
 def _raise(error: BaseException, frame: FrameType | None) -> None:
     """Raise `error` at once, or as soon as the library is loaded that is being loaded in the frame."""
-    if not ((_over or _is_loading(frame)) and _raised_later(error)):
+    if not ((_over or _is_loading(frame)) and _is_deferred(error)):
         raise error
 
 
-def _raised_later(error: BaseException) -> bool:
+def _is_deferred(error: BaseException) -> bool:
     if _over:  # Python takes its handlers down at its end: the alarm would kill it then
         return True
     if not hasattr(signal, "setitimer"):  # Windows
@@ -92,9 +92,9 @@ def _raised_later(error: BaseException) -> bool:
     return True
 
 
-def _unraisable(found: Any) -> None:
-    if not (isinstance(found.exc_value, KeyboardInterrupt) and _raised_later(found.exc_value)) and _shown:
-        _shown(found)
+def _unraisable(report: Any) -> None:
+    if not (isinstance(report.exc_value, KeyboardInterrupt) and _is_deferred(report.exc_value)) and _shown:
+        _shown(report)
 
 
 def settle() -> None:
@@ -114,25 +114,25 @@ def _is_loading(frame: FrameType | None) -> bool:
     return False
 
 
-def check() -> None:
-    """Raise KeyboardInterrupt after a Ctrl-C and Terminated after a SIGTERM, except within `saved_first`."""
+def raise_pending() -> None:
+    """Raise KeyboardInterrupt after a Ctrl-C and Terminated after a SIGTERM, except within `save_first`."""
     for error in (KeyboardInterrupt, Terminated):
         if error in _received and not _saves:
             raise error
 
 
-def interrupted() -> bool:
+def was_interrupted() -> bool:
     """Return whether there was a Ctrl-C."""
     return KeyboardInterrupt in _received
 
 
-def terminated() -> bool:
+def was_terminated() -> bool:
     """Return whether there was a SIGTERM."""
     return Terminated in _received
 
 
 @contextlib.contextmanager
-def deferred() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """Raise a first signal only at the end of the block. A save has threads, which an exception would tear down."""
     global _waits
     _waits = True
@@ -140,11 +140,11 @@ def deferred() -> Iterator[None]:
         yield
     finally:
         _waits = False
-    check()
+    raise_pending()
 
 
 @contextlib.contextmanager
-def saved_first() -> Iterator[None]:
+def save_first() -> Iterator[None]:
     """Keep a first signal from being raised in the block.
 
     A loop in it asks whether there was a signal, saves and raises `Stopped`, or `Interrupted` after a Ctrl-C.

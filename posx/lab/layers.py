@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention.accelerators import rounded
+from posx.attention.accelerators import round_operands
 from posx.attention.cpu import materialize
 from posx.machine.guard import barrier
-from posx.machine.platforms import on_cpu
+from posx.machine.platforms import is_on_cpu
 
 
 def linear(x: jax.Array, w: jax.Array, dtype: str) -> jax.Array:
@@ -60,7 +60,7 @@ def _narrow_forward(x: jax.Array, w: jax.Array, dtype: str):
 def _narrow_backward(dtype: str, saved: Any, grad: jax.Array):
     x, w, of_x, of_w = saved
     grad = grad.astype(dtype)
-    x_grad, w_grad = rounded(_product(grad, w.T, dtype), x.dtype), _product(materialize(x.T), grad, dtype)
+    x_grad, w_grad = round_operands(_product(grad, w.T, dtype), x.dtype), _product(materialize(x.T), grad, dtype)
     return x_grad.astype(of_x.dtype), w_grad.astype(of_w.dtype)
 
 
@@ -82,7 +82,7 @@ def _gelu_tangent(primals: Any, tangents: Any):
     (x,), (x_tangent,) = primals, tangents
     scale, cubic = math.sqrt(2 / math.pi), 0.044715
     inner, by_x = scale * (x + cubic * x**3), scale * (1 + 3 * cubic * x * x)
-    if on_cpu():
+    if is_on_cpu():
         t = jnp.tanh(inner)
         slope = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * by_x
     else:
@@ -97,7 +97,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }  # fmt: skip
 
 
-def embedded(table: jax.Array, tokens: Any) -> jax.Array:
+def embed_tokens(table: jax.Array, tokens: Any) -> jax.Array:
     """Return rows [b, t, m] of a table [v, m], NaN for ids outside it."""
     tokens = jnp.asarray(tokens).astype(jnp.int32)
     return table.at[jnp.where(tokens < 0, table.shape[0], tokens)].get(mode="fill", fill_value=jnp.nan)

@@ -21,10 +21,10 @@ import numpy as np
 from posx.errors import ConfigError, PosxError
 from posx.lab.generate import Sampling, generate
 from posx.lab.layers import sequential
-from posx.lab.progress import counted
+from posx.lab.progress import quantity
 from posx.lab.runs.describe import is_defined
 from posx.lab.runs.load import load
-from posx.machine.platforms import products_in
+from posx.machine.platforms import product_precision
 from posx.notices import say
 
 #: Tokens of a call of the model if the batch size is "auto". Windows are padded to powers of 2, at least the shortest.
@@ -48,10 +48,10 @@ def register() -> type:
 @functools.partial(jax.jit, static_argnums=0)
 def _scores(model: Any, params: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return for tokens [b, t + 1] the log-probabilities [b, t] of the next ones, and whether they are most likely."""
-    with products_in("highest"):
+    with product_precision("highest"):
         logits = model(params, tokens[:, :-1], sequential(tokens.shape[1] - 1))
-    found = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], axis=-1)[..., 0]
-    return found, jnp.argmax(logits, axis=-1) == tokens[:, 1:]
+    log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], axis=-1)[..., 0]
+    return log_probs, jnp.argmax(logits, axis=-1) == tokens[:, 1:]
 
 
 class Harness:
@@ -116,7 +116,7 @@ class Harness:
 
         A text that begins with the text of the prefix token gets no second one.
         """
-        prefix, add = self._tokenizer.shown(self.prefix_token_id), add_special_tokens
+        prefix, add = self._tokenizer.spell(self.prefix_token_id), add_special_tokens
         if add is None:
             add = False if prefix and string.startswith(prefix) else self.add_bos_token
         ids = self._tokenizer.encode_whole(string, add is not False)
@@ -131,14 +131,14 @@ class Harness:
             raise ConfigError(f"max_length={self.max_length}, but a continuation has {max(too_long)} tokens. Raise it.")
         answers: dict[int, tuple[float, bool]] = {}
         for size, batch in self._batches([len(row) - 1 for row in rows]):
-            tokens = np.zeros((self._rows_of(size), size + 1), np.int32)
+            tokens = np.zeros((self._batch_rows(size), size + 1), np.int32)
             for place, n in enumerate(batch):
                 tokens[place, : len(rows[n])] = rows[n]
-            found, best = map(np.asarray, _scores(self.model, self.params, tokens))
+            log_probs, best = map(np.asarray, _scores(self.model, self.params, tokens))
             for place, n in enumerate(batch):
                 key, _context, rest = requests[n]
                 scored = slice(len(rows[n]) - 1 - len(rest), len(rows[n]) - 1)
-                answers[n] = float(found[place, scored].sum(dtype=np.float64)), bool(best[place, scored].all())
+                answers[n] = float(log_probs[place, scored].sum(dtype=np.float64)), bool(best[place, scored].all())
                 if key is not None:
                     self.cache_hook.add_partial("loglikelihood", key, answers[n])
         return [answers[n] for n in range(len(requests))]
@@ -147,7 +147,7 @@ class Harness:
         """Say how many requests lose the start of their context. `beyond` has the tokens by which each is too long."""
         if cut := [count for count in beyond if count > 0]:
             say(
-                f"notice: max_length={self.max_length}: {len(cut):,} of {counted(len(beyond), 'context')} do not fit. "
+                f"notice: max_length={self.max_length}: {len(cut):,} of {quantity(len(beyond), 'context')} do not fit. "
                 f"They lost {sum(cut):,} tokens at their start, at most {max(cut):,} each. A larger max_length keeps "
                 "them."
             )
@@ -156,11 +156,11 @@ class Harness:
         """Yield the padded length of each batch and its requests. One program serves all batches of a length."""
         sizes = [min(max(SHORTEST, 1 << (n - 1).bit_length()), self.max_length) for n in lengths]
         for size in sorted(set(sizes), reverse=True):
-            members, rows = [n for n, own in enumerate(sizes) if own == size], self._rows_of(size)
+            members, rows = [n for n, own in enumerate(sizes) if own == size], self._batch_rows(size)
             for start in range(0, len(members), rows):
                 yield size, members[start : start + rows]
 
-    def _rows_of(self, size: int) -> int:
+    def _batch_rows(self, size: int) -> int:
         return self._rows or max(1, min(BATCH_TOKENS // size, self._most_rows))
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
@@ -176,8 +176,8 @@ class Harness:
                 windows.append((None, *make_disjoint_window(pair)))
                 owners.append(n)
         totals = [0.0] * len(requests)
-        for n, (found, _) in zip(owners, self._loglikelihood_tokens(windows), strict=True):
-            totals[n] += found
+        for n, (log_prob, _) in zip(owners, self._loglikelihood_tokens(windows), strict=True):
+            totals[n] += log_prob
         for request, total in zip(requests, totals, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
         return totals
@@ -209,12 +209,12 @@ class Harness:
         texts, seeds = dict[int, str](), _seeds(self._seed, prompts)
         for (count, until, sampling, _), members in groups.items():
             members.sort(key=lambda n: len(prompts[n]))
-            rows = self._rows_of(self.max_length)
+            rows = self._batch_rows(self.max_length)
             for start in range(0, len(members), rows):
                 batch = members[start : start + rows]
                 drawn = sampling, [seeds[n] for n in batch]
-                found = self._texts([prompts[n] for n in batch], count, until, *drawn)
-                texts |= dict(zip(batch, found, strict=True))
+                continuations = self._texts([prompts[n] for n in batch], count, until, *drawn)
+                texts |= dict(zip(batch, continuations, strict=True))
         for n, request in enumerate(requests):
             self.cache_hook.add_partial("generate_until", request.args, texts[n])
         return [texts[n] for n in range(len(requests))]
@@ -241,14 +241,14 @@ class Harness:
 
 def _seeds(seed: int, prompts: Sequence[Sequence[int]]) -> list[int]:
     """Return a seed for each prompt, made of `seed`, the prompt, and the number of equal prompts before this one."""
-    found, times = list[int](), collections.Counter[tuple[int, ...]]()
+    seeds, times = list[int](), collections.Counter[tuple[int, ...]]()
     for prompt in map(tuple, prompts):
-        found.append(int.from_bytes(hashlib.sha256(repr((seed, prompt, times[prompt])).encode()).digest()[:4], "big"))
+        seeds.append(int.from_bytes(hashlib.sha256(repr((seed, prompt, times[prompt])).encode()).digest()[:4], "big"))
         times[prompt] += 1
-    return found
+    return seeds
 
 
-def main() -> int:
+def run_harness() -> int:
     """Run the command `lm_eval` with the model `posx`. A foreseen failure is one line on standard error."""
     try:
         register()
@@ -262,4 +262,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_harness())

@@ -16,16 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from posx.attention import Mask, Slots, attend, known, sharding
-from posx.attention.accelerators import rounded
-from posx.attention.cache import Cache, Layer, advance, empty_layer, remember, revised, tokens_first
-from posx.contract import Dims, Encoding, at_least_float32, tabulated
-from posx.contract.sizes import check_params, named
+from posx.attention import Mask, Slots, attend, host_array, sharding
+from posx.attention.accelerators import round_operands
+from posx.attention.cache import Cache, Layer, advance, empty_layer, remember, revise_keys, tokens_first
+from posx.contract import Dims, Encoding, at_least_float32, tabulate_terms
+from posx.contract.sizes import array_shapes, check_params
 from posx.encodings import Spec
 from posx.evaluation.ids import token_ids
 from posx.lab.config.sections import ModelConfig
 from posx.lab.cross_entropy import token_log_probs
-from posx.lab.layers import ACTIVATIONS, dropout, embedded, fold_in, layer_norm, linear, rms_norm
+from posx.lab.layers import ACTIVATIONS, dropout, embed_tokens, fold_in, layer_norm, linear, rms_norm
 
 
 class ForwardPass(NamedTuple):
@@ -110,7 +110,7 @@ class Attention(Component):
                 Slots(call.cache.pos, call.cache.idx), features=(features, layer.features), cached=True,
             )  # fmt: skip
             if self.encoding.revised_by & features.keys():
-                layer = revised(self.encoding, params, layer, features, call.cache, call.slots)
+                layer = revise_keys(self.encoding, params, layer, features, call.cache, call.slots)
         return self.product("out", o.reshape(b * t, -1)), layer
 
 
@@ -126,11 +126,11 @@ class Mlp(Component):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map x [n, m] to [n, m]. The hidden activations, the widest arrays of a layer, are kept in `dtype`."""
 
-        def hidden(name: str) -> jax.Array:
+        def activations(name: str) -> jax.Array:
             return at_least_float32(self.product(name, x).astype(self.config.dtype))
 
-        up, activation = hidden("up"), ACTIVATIONS[self.config.mlp]
-        y = activation(hidden("gate")) * up if self.config.gated else activation(up)
+        up, activation = activations("up"), ACTIVATIONS[self.config.mlp]
+        y = activation(activations("gate")) * up if self.config.gated else activation(up)
         return self.product("down", y.astype(self.config.dtype))
 
 
@@ -154,7 +154,7 @@ class DecoderBlock(Component):
         return after + self._summand("mlp", y, fold_in(rng, 1)), layer
 
     def _summand(self, name: str, y: jax.Array, rng: jax.Array | None) -> jax.Array:
-        y = rounded(y, jnp.dtype(self.config.dtype))
+        y = round_operands(y, jnp.dtype(self.config.dtype))
         y = self.norm(f"{name}_post_norm", y) if self.config.post_norm else y
         return dropout(y, self.config.dropout, rng)
 
@@ -194,8 +194,8 @@ class Decoder(Component):
         model = self.model
         for name, given in call.slots._asdict().items():
             if given is not None:
-                known(name, given, tokens.shape, kinds=("int32", "float32") if name == "pos" else ("int32",))
-        x = embedded(self.embedding[...], tokens) * math.sqrt(model.dims.model_dim)
+                host_array(name, given, tokens.shape, kinds=("int32", "float32") if name == "pos" else ("int32",))
+        x = embed_tokens(self.embedding[...], tokens) * math.sqrt(model.dims.model_dim)
         x = self.norm("embedding_norm", x) if self.config.embedding_norm else x
         shared = {}
         for n, encoding in enumerate(model.distinct):
@@ -279,7 +279,7 @@ class Model:
         hidden, _ = decoder(tokens[:, :-1], ForwardPass(Slots(pos), None, executor), dropout_rng)
         return token_log_probs(decoder.logits, hidden, tokens[:, 1:], self.vocab_size)
 
-    def cached(
+    def decode(
         self, params: dict[str, Any], tokens: jax.Array, pos: jax.Array, idx: jax.Array, cache: Cache
     ) -> tuple[jax.Array, Cache]:
         """Return logits [b, t, v] of the tokens after each of tokens [b, t], and the cache with these appended.
@@ -289,7 +289,9 @@ class Model:
         few free slots. Under `jit` neither is known, and all logits are NaN from then on.
         """
         tokens = token_ids(tokens, "[b, t]", vocab_size=self.vocab_size)
-        pos, idx = (jnp.broadcast_to(known(n, x, tokens.shape), tokens.shape) for n, x in (("pos", pos), ("idx", idx)))
+        pos, idx = (
+            jnp.broadcast_to(host_array(n, x, tokens.shape), tokens.shape) for n, x in (("pos", pos), ("idx", idx))
+        )
         cache = advance(cache, pos, idx)
         decoder = self._decoder(params)
         hidden, layers = decoder(tokens, ForwardPass(Slots(pos, idx), cache, "auto"), None)
@@ -324,7 +326,7 @@ class Model:
         for n, (own_encoding, encoding) in enumerate(zip(self.encodings, encodings or self.encodings, strict=True)):
             name, key = layer_name(n), shared_name(self.distinct.index(own_encoding))
             attention, once = layers[name]["attention"], params.get("shared", {}).get(key, {})
-            table, arrays = tabulated(encoding, attention.get("position", {}) | once, length)
+            table, arrays = tabulate_terms(encoding, attention.get("position", {}) | once, length)
             tables.append(table)
             own = {name: array for name, array in arrays.items() if name not in table.shared}
             shared |= {key: {name: arrays[name] for name in table.shared}} if table.shared else {}
@@ -343,7 +345,7 @@ class Model:
         """Return the modules with `params` in them. Raises ConfigError for other names or shapes than this model's."""
         graph, state = _modules(self)
         remedy = "Give the parameters that Model.init or posx.load returned for this model."
-        check_params("this model", named(params), named(nnx.to_pure_dict(state)), remedy)
+        check_params("this model", array_shapes(params), array_shapes(nnx.to_pure_dict(state)), remedy)
         # Both trees sort their keys alike, so leaves of the same names correspond one to one.
         return nnx.merge(graph, jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(params)))
 

@@ -34,19 +34,19 @@ def duration(seconds: float) -> str:
     return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"
 
 
-def counted(number: int, noun: str) -> str:
+def quantity(number: int, noun: str) -> str:
     """Return "1 document" or "1,200 documents"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def by_reason(pairs: Iterable[tuple[str, str]]) -> list[str]:
+def group_by_reason(pairs: Iterable[tuple[str, str]]) -> list[str]:
     """Return a line for each reason of (name of a run, reason): the name before it, or how many runs behind it."""
-    found: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for name, reason in pairs:
-        found.setdefault(reason, []).append(name)
+        groups.setdefault(reason, []).append(name)
     return [
         f"{reason.rstrip('.')} ({len(names)} runs, {names[0]} is the first)" if names[1:] else f"{names[0]}: {reason}"
-        for reason, names in found.items()
+        for reason, names in groups.items()
     ]
 
 
@@ -97,7 +97,7 @@ class Meter:
             self.bar.live.transient = not self.facts  # nothing was reported: there was nothing to do
             self.bar.stop()
 
-    def waiting(self, what: str, seconds: float | None = None) -> None:
+    def show_waiting(self, what: str, seconds: float | None = None) -> None:
         """Show that `what`, such as compiling, lasts until the next report and cannot be counted in parts.
 
         It is shown with its time so far, and with the rest of the `seconds` that it usually takes. Its time does not
@@ -126,12 +126,12 @@ class Meter:
         """Return the present line: the time left first, as narrow terminals cut the end."""
         wait, now = self.wait, time.monotonic()
         if wait is None:
-            return "  ".join(filter(None, (self._left(now), self.facts)))
+            return "  ".join(filter(None, (self._time_left(now), self.facts)))
         what, since, until = wait
         left = f", about {duration(until - now)} left" if until > now else ""
-        return "  ".join(filter(None, (self._left(since), f"{what} {duration(now - since)}{left}")))
+        return "  ".join(filter(None, (self._time_left(since), f"{what} {duration(now - since)}{left}")))
 
-    def _left(self, now: float) -> str:
+    def _time_left(self, now: float) -> str:
         """Return the time left for the whole, as it is `now`."""
         if self.done >= self.total:
             return f"took {duration(self.reported - self.opened)}"

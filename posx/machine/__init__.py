@@ -1,5 +1,5 @@
 """The machine: a correct compiler, devices, cores, memory."""
 
-from posx.lazy import modules_of
+from posx.lazy import module_getter
 
-__getattr__ = modules_of(__name__)
+__getattr__ = module_getter(__name__)

@@ -18,8 +18,8 @@ def usable_cores() -> tuple[int, ...]:
     """Return the cores this process may keep busy, each by the number of one of its hardware threads, in order.
 
     There is one for each physical core in the process's affinity. There are no more than the processor time that its
-    control group pays for, rounded up. The first answer stays, whatever `let_go` allows later, because JAX has made its
-    devices for it.
+    control group pays for, rounded up. The first answer stays, whatever `release_process` allows later, because JAX has
+    made its devices for it.
     """
     threads = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     cores: dict[str, int] = {}
@@ -46,7 +46,7 @@ def equal_parts(rows: int, most: int) -> int:
 
 
 @contextlib.contextmanager
-def on_cores(cores: Sequence[int]) -> Iterator[None]:
+def bind_cores(cores: Sequence[int]) -> Iterator[None]:
     """Start processes on the hardware threads of these physical cores, if the system can bind them.
 
     A process inherits the affinity of the thread that starts it. This thread gets its own affinity back.
@@ -55,19 +55,19 @@ def on_cores(cores: Sequence[int]) -> Iterator[None]:
         yield
         return
     own = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, _threads_of(cores) or own)
+    os.sched_setaffinity(0, _core_threads(cores) or own)
     try:
         yield
     finally:
         os.sched_setaffinity(0, own)
 
 
-def let_go(process: int, cores: Sequence[int]) -> None:
+def release_process(process: int, cores: Sequence[int]) -> None:
     """Spread a process that is bound to few cores over these cores, with all its present threads."""
     with contextlib.suppress(OSError):  # it has ended, or the system has no such folder and binds no threads
         for thread in os.listdir(f"/proc/{process}/task"):
             with contextlib.suppress(OSError):
-                os.sched_setaffinity(int(thread), _threads_of(cores))
+                os.sched_setaffinity(int(thread), _core_threads(cores))
 
 
 def usable_memory() -> float:
@@ -94,7 +94,7 @@ def own_memory() -> float:
     return min(usable_memory(), limit)
 
 
-def _threads_of(cores: Sequence[int]) -> set[int]:
+def _core_threads(cores: Sequence[int]) -> set[int]:
     """Return the hardware threads of these physical cores that are in this process's affinity."""
     wanted = {_siblings(core) for core in cores}
     return {thread for thread in os.sched_getaffinity(0) if _siblings(thread) in wanted}

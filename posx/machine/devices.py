@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from posx.errors import ConfigError
 from posx.machine.cores import equal_parts, usable_cores, usable_memory
 from posx.machine.guard import add_flags, jax_has_started
-from posx.machine.platforms import on_cpu
+from posx.machine.platforms import is_on_cpu
 
 #: The axes of meshes. Rows and other large axes are sharded over the first, heads and hidden units over the second.
 DATA, MODEL = "data", "model"
@@ -50,19 +50,19 @@ def use_every_core(least: int = 1) -> None:
         jax.config.update("jax_num_cpu_devices", max(cores, least))
 
 
-def worth(flops: float) -> int:
+def worthwhile_devices(flops: float) -> int:
     """Return over how many devices work of `flops` is worth sharding: all accelerators, or CPUs by LEAST_FLOPS."""
     most = jax.device_count()
-    return max(1, min(most, int(flops / LEAST_FLOPS))) if on_cpu() else most
+    return max(1, min(most, int(flops / LEAST_FLOPS))) if is_on_cpu() else most
 
 
-def devices_for(rows: int, flops: float, copy: float = 0.0) -> int:
+def count_devices(rows: int, flops: float, copy: float = 0.0) -> int:
     """Return over how many devices `rows` equal sequences of `flops` in all are sharded: the most that divide them.
 
     copy: bytes that are replicated on every device. CPU devices share one memory, a quarter of which is for all copies.
     """
-    most = min(worth(flops), rows)
-    if copy and on_cpu():
+    most = min(worthwhile_devices(flops), rows)
+    if copy and is_on_cpu():
         most = max(1, int(min(most, COPIES_SHARE * usable_memory() / copy)))
     return equal_parts(rows, most)
 
@@ -77,7 +77,7 @@ def mesh(num_devices: int | None = None, model: int = 0) -> Mesh:
     return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(names), devices=devices)
 
 
-def mesh_of(text: str) -> tuple[int, int]:
+def parse_mesh(text: str) -> tuple[int, int]:
     """Return the sizes of the axes in "DATAxMODEL". Raises ConfigError."""
     words = text.lower().split("x")
     if len(words) != 2 or not all(word.isdigit() and int(word) for word in words):
@@ -85,17 +85,17 @@ def mesh_of(text: str) -> tuple[int, int]:
     return int(words[0]), int(words[1])
 
 
-def on_devices(tree: Any, num_devices: int) -> Any:
+def replicate(tree: Any, num_devices: int) -> Any:
     """Return the arrays of `tree`, replicated on the first `num_devices` devices."""
     return jax.device_put(tree, NamedSharding(mesh(num_devices), PartitionSpec()))
 
 
-def over_devices(rows: Any, num_devices: int, axis: int = 0) -> jax.Array:
+def shard_rows(rows: Any, num_devices: int, axis: int = 0) -> jax.Array:
     """Return `rows` sharded along `axis` over the first `num_devices`, which divide it. The copy is asynchronous."""
     return jax.device_put(rows, NamedSharding(mesh(num_devices), PartitionSpec(*[None] * axis, DATA)))
 
 
-def on_each(function: Callable, num_devices: int, out_specs: Any = PartitionSpec()) -> Callable:
+def map_devices(function: Callable, num_devices: int, out_specs: Any = PartitionSpec()) -> Callable:
     """Return function(whole, rows) as called on each of the first `num_devices`, with its shard of the rows.
 
     On several devices the function may use collectives over `DATA`. Its result is the same on all devices, or joined as

@@ -78,13 +78,13 @@ class Guard(NamedTuple):
 @functools.cache
 def guard() -> Guard:
     """Keep the fault out of this process if that is still possible, else print a notice."""
-    found = _guard()
-    if found.open:
+    state = _guard()
+    if state.open:
         say(
-            f"notice: {found.text}, so sums after products other than posx's own may be wrong. Import posx "
+            f"notice: {state.text}, so sums after products other than posx's own may be wrong. Import posx "
             f"before JAX starts, with {SAFE} or nothing of that name in XLA_FLAGS."
         )
-    return found
+    return state
 
 
 def _guard() -> Guard:
@@ -95,9 +95,9 @@ def _guard() -> Guard:
     if (fused := _fuses_reductions(_flags())) is not None:
         return Guard(fused, f"XLA_FLAGS {'lets' if fused else 'keeps'} {fault} {'in' if fused else 'out'}", not fused)
     if jax_has_started():
-        from posx.machine.platforms import on_cpu, platform
+        from posx.machine.platforms import is_on_cpu, platform
 
-        if not on_cpu():
+        if not is_on_cpu():
             return Guard(False, f"{fault} cannot reach {platform()} programs")
         return Guard(True, f"JAX was started before posx could keep out {fault}")
     if _names_file():
@@ -141,9 +141,9 @@ def barrier(tree: Any) -> Any:
     """
     import jax
 
-    from posx.machine.platforms import on_cpu
+    from posx.machine.platforms import is_on_cpu
 
-    if guard().flag_set or not on_cpu():
+    if guard().flag_set or not is_on_cpu():
         return tree
 
     def one(x: Any) -> Any:
@@ -259,7 +259,7 @@ def no_device(reason: str) -> ConfigError:
 
 
 @functools.cache
-def on_cpus() -> bool:
+def uses_cpus() -> bool:
     """Return whether JAX computes on CPUs here: as JAX_PLATFORMS says, else as a process of its own finds.
 
     JAX is not started in this process, because it would take an accelerator away from others. Raises ConfigError if it

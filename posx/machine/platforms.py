@@ -1,7 +1,7 @@
 """The platform that functions are traced for. Every choice between a CPU and an accelerator asks here.
 
-JAX traces a function once and reuses the result, so the answer must be one that JAX's caches know. `traced_for` is a
-user context of JAX, which is part of their keys.
+JAX traces a function once and reuses the result, so the answer must be one that JAX's caches know. `trace_platform` is
+a user context of JAX, which is part of their keys.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _stated = jax.make_user_context(None)
 def platform() -> str:
     """Return the platform that functions are traced for, one of PLATFORMS.
 
-    It is the platform of `traced_for`, else of `jax.default_device`, else of JAX's devices.
+    It is the platform of `trace_platform`, else of `jax.default_device`, else of JAX's devices.
     """
     if _stated.value:
         return _stated.value
@@ -30,7 +30,7 @@ def platform() -> str:
     return kind if kind in ("cpu", "tpu") else default_export_platform()
 
 
-def on_cpu() -> bool:
+def is_on_cpu() -> bool:
     """Return whether functions are traced for CPUs."""
     return platform() == "cpu"
 
@@ -40,17 +40,17 @@ def compute_capability() -> float:
     return float(getattr(jax.devices()[0], "compute_capability", 0))
 
 
-def traced_for(name: str) -> AbstractContextManager:
+def trace_platform(name: str) -> AbstractContextManager:
     """Return a context in which functions are traced for another platform than this machine's, to be exported."""
     if name not in PLATFORMS:
         raise ValueError(f"platform {name!r} is unknown; allowed: {', '.join(PLATFORMS)}.")
     return _stated(name)
 
 
-def products_in(precision: str) -> AbstractContextManager:
+def product_precision(precision: str) -> AbstractContextManager:
     """Return a context in which products of float32 arrays are traced in a precision: "default" or "highest".
 
     By default a GPU rounds their operands to TF32, 10 bits, and a TPU to bfloat16. CPUs have float32 alone, so programs
     for them are the same in both.
     """
-    return contextlib.nullcontext() if on_cpu() else jax.default_matmul_precision(precision)
+    return contextlib.nullcontext() if is_on_cpu() else jax.default_matmul_precision(precision)

@@ -20,8 +20,8 @@ from posx.contract.shapes import tile_shapes
 from posx.encodings import Alibi, Chain, Deberta, Encoding, Learned, Nope, Rope, Shaw, Sinusoidal, TransformerXL
 from posx.errors import ConfigError
 from posx.lab.config import base_config, run_config
-from posx.lab.runs.checks import checked
-from posx.machine.platforms import traced_for
+from posx.lab.runs.checks import check_run
+from posx.machine.platforms import trace_platform
 from tests.cheap import in_one_program
 
 B, T, H, D = 2, 11, 4, 6
@@ -208,7 +208,7 @@ def test_auto_takes_the_fastest_kernel_of_a_gpu():
         given = dict(mask=posx.causal(), sizes=(64, 64), in_order=True, tile=tile_shapes(encoding, dims, dtype))
         return attention.choose_executor(encoding, abstract_params(encoding, dims), **given | call)
 
-    with traced_for("cuda"):
+    with trace_platform("cuda"):
         assert [choose(name) for name in ("rope", "xpos")] == ["fused"] * 2
         served = "alibi", "t5", "fox", "learned_sinks", "shaw", "grape_a", "gape"
         assert [choose(name) for name in served] == ["kernel"] * 7
@@ -241,7 +241,7 @@ def test_a_config_that_asks_the_kernel_for_too_much_is_refused():
         ConfigError,
         match=r"^train.executor='fused' cannot serve Shaw\(.*acts on by_distance\.query, by_distance\.value",
     ):
-        checked(run_config(config))
+        check_run(run_config(config))
 
 
 def test_the_fused_kernel_says_what_it_cannot_serve():

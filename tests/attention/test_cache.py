@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.testing import assert_array_equal
 
-from posx.attention.cache import Cache, advance, write
+from posx.attention.cache import Cache, advance, write_slots
 
 
 def test_write_fills_from_the_given_slot_on_and_keeps_the_type():
     slots = jnp.zeros((2, 5, 3), jnp.bfloat16)
-    filled = jax.jit(write)(slots, jnp.ones((2, 2, 3)), 2)
+    filled = jax.jit(write_slots)(slots, jnp.ones((2, 2, 3)), 2)
     assert filled.dtype == jnp.bfloat16
     assert_array_equal(filled[:, :, 0], [[0, 0, 1, 1, 0]] * 2)
 

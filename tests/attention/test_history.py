@@ -88,13 +88,13 @@ def test_the_contract_holds(cls, checks):
 def test_earlier_tokens_go_by_arrival_and_by_document():
     x = np.arange(1.0, 7.0, dtype=np.float32)[None, :, None]
     idx, segment = np.array([40, -1, 10, 30, -1, 20]), np.array([1, 0, 0, 1, 0, 0])
-    windows, last = in_one_program(attention.seen_by, Lagged(), "key", x, idx)
+    windows, last = in_one_program(attention.with_previous_tokens, Lagged(), "key", x, idx)
     assert_allclose(windows[0, [0, 2, 3, 5], :, 0], [[1, 4, 6], [3, 0, 0], [4, 6, 3], [6, 3, 0]])
     assert_allclose(last[0, :, 0], [4, 1])
-    windows, _ = in_one_program(attention.seen_by, Lagged(), "key", x, idx, segment)
+    windows, _ = in_one_program(attention.with_previous_tokens, Lagged(), "key", x, idx, segment)
     assert_allclose(windows[0, [0, 2, 3, 5], :, 0], [[1, 4, 0], [3, 0, 0], [4, 0, 0], [6, 3, 0]])
     windows, last = in_one_program(
-        attention.seen_by, Lagged(), "key", x, None, None, np.array([[[-2.0], [-1.0]]], np.float32)
+        attention.with_previous_tokens, Lagged(), "key", x, None, None, np.array([[[-2.0], [-1.0]]], np.float32)
     )
     assert_allclose(windows[0, :3, :, 0], [[1, -1, -2], [2, 1, -1], [3, 2, 1]])
     assert_allclose(last[0, :, 0], [5, 6])
@@ -242,7 +242,9 @@ def test_queries_that_look_back_need_windows_if_cut():
         sides = posx.Slots(pos[3:], pos[3:]), slots
         return run(encoding, params, q[:, 3:], k, v, *sides, features=(late, features))
 
-    assert_allclose(last(in_one_program(attention.seen_by, encoding, "query", q, pos)[0]), wanted[:, 3:], atol=1e-6)
+    assert_allclose(
+        last(in_one_program(attention.with_previous_tokens, encoding, "query", q, pos)[0]), wanted[:, 3:], atol=1e-6
+    )
     with pytest.raises(ValueError, match=r"Lagged maps a query .* Give windows \[b, q, 2, h, d\] of these queries"):
         last(q)
 

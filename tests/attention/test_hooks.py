@@ -15,7 +15,7 @@ import posx
 from posx import attention
 from posx.attention import sharding, tiles
 from posx.attention.blockwise import Tiling, blockwise
-from posx.attention.tiles import over_batch
+from posx.attention.tiles import map_batch
 from posx.encodings import Chain, Encoding
 
 B, T, H, D, M = 2, 11, 2, 4, 5
@@ -114,9 +114,9 @@ def test_scores_of_sequences_one_by_one_are_those_of_all_at_once(encoding, monke
 
     def watched(*given, in_turn=False):
         calls.extend([given] if in_turn else [])
-        return over_batch(*given, in_turn=in_turn)
+        return map_batch(*given, in_turn=in_turn)
 
-    monkeypatch.setattr(tiles, "over_batch", watched)
+    monkeypatch.setattr(tiles, "map_batch", watched)
     monkeypatch.setattr(tiles, "LARGE", 1)
     monkeypatch.setattr(sharding, "is_one_core", lambda: True)
     jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=0, atol=1e-5), follow_the_definition(encoding), at_once)

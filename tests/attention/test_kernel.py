@@ -19,8 +19,8 @@ from posx.contract.shapes import tile_shapes
 from posx.encodings import Alibi, Chain, Rope, Shaw, Xpos
 from posx.errors import ConfigError
 from posx.lab.config import base_config, run_config
-from posx.lab.runs.checks import checked
-from posx.machine.platforms import traced_for
+from posx.lab.runs.checks import check_run
+from posx.machine.platforms import trace_platform
 from tests.encodings.cases import CASES, DIMS, params_of
 from tests.lowered import custom_calls, shape_of
 
@@ -170,7 +170,7 @@ def test_the_kernel_says_what_it_cannot_serve():
         r"^train.executor='kernel' cannot serve TransformerXL\(.*by_distance\.query, .* constant from 64 tokens on, but"
     )
     with pytest.raises(ConfigError, match=why):
-        checked(run_config(config))
+        check_run(run_config(config))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def lowered_gradients(encoding, dtype, length):
         pos = np.arange(length, dtype=np.int32)
         return jnp.sum(posx.attend(encoding, params, q, k, v, pos, x=x, executor="kernel").astype(jnp.float32))
 
-    with traced_for("cuda"), gpu():
+    with trace_platform("cuda"), gpu():
         function = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3)))
         traced = function.trace(abstract_params(encoding, DIMS), *sides, x)
         return traced.lower(lowering_platforms=("cuda",)).as_text()
@@ -220,7 +220,7 @@ def test_the_kernel_is_lowered_for_cuda(case, dtype):
     text = lowered_gradients(CASES[case], dtype, length)
     assert custom_calls(text) == {"__gpu$xla.gpu.triton"}
     terms = distance_terms(CASES[case], params := abstract_params(CASES[case], DIMS))
-    assert ("posx_of_diagonal" in text) == bool(params and "bias" in terms)
+    assert ("posx_bias_gradients" in text) == bool(params and "bias" in terms)
 
 
 def test_no_gradient_of_a_learned_bias_is_written_for_all_pairs():

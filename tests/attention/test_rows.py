@@ -9,9 +9,9 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
-from posx.attention import batch_features, seen_by
+from posx.attention import batch_features, with_previous_tokens
 from posx.attention.blockwise import Tiling, blockwise
-from posx.contract import acting, distance_terms
+from posx.contract import acting_hooks, distance_terms
 from tests.encodings.cases import APART, CASES, STRUCTURAL, params_of, project, projections, tokens
 
 T, MASK = 9, posx.window(6, sinks=1)
@@ -48,7 +48,9 @@ def answers(encoding, params, x, pos, idx, segment, executor):
         q_slots, q_features = jax.tree.map(lambda a: a[:, queries], (slots, features))
         both = (q_features, features) if features else None
         options = {"mask": MASK, "features": both, "executor": executor}
-        seen = seen_by(encoding, "query", q, idx, segment)[0]  # with the tokens before, if the query looks back
+        seen = with_previous_tokens(encoding, "query", q, idx, segment)[
+            0
+        ]  # with the tokens before, if the query looks back
         return posx.attend(encoding, params, seen[:, queries], k, v, q_slots, slots, **options)
 
     return attend(slice(None)), attend(slice(-1, None))
@@ -72,7 +74,7 @@ def test_a_row_does_not_depend_on_the_others(case, executor):
         rows = {"x": X[0], **FIRST}, {"x": X[1], **FIRST, **other}
         given = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
         found[name] = jax.device_get(answers(encoding, params_of(encoding), **given, executor=executor))
-    by_distance = acting(encoding, ("decay",)) or distance_terms(encoding, params_of(encoding)).keys() - {"bias"}
+    by_distance = acting_hooks(encoding, ("decay",)) or distance_terms(encoding, params_of(encoding)).keys() - {"bias"}
     for name, outputs in found.items():
         for one, wanted in zip(outputs, found["as it was"], strict=True):
             if by_distance and "apart" in name:

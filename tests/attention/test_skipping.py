@@ -14,7 +14,7 @@ from posx import attention
 from posx.attention.blockwise import Tiling, blockwise
 from posx.contract import ByDistance
 from posx.encodings import Alibi, Chain, Encoding, Kerple, LearnedSinks, Rope
-from posx.machine.platforms import on_cpu
+from posx.machine.platforms import is_on_cpu
 
 B, T, H, G, D = 2, 45, 4, 2, 6
 RNG = np.random.default_rng(0)
@@ -112,7 +112,7 @@ def test_each_head_skips_tiles_of_its_own(name):
     assert not np.isfinite(o[:, 0]).any()
 
 
-@pytest.mark.skipif(not on_cpu(), reason="accelerators take larger tiles")
+@pytest.mark.skipif(not is_on_cpu(), reason="accelerators take larger tiles")
 def test_long_texts_are_served_so_by_default():
     length, heads = 2048, 8
     q = RNG.standard_normal((1, length, heads, 4)).astype(np.float32)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import posx
-from posx.contract import acting
+from posx.contract import acting_hooks
 from tests.benchmarks.tables import cells, middle
 
 SIZES = "--heads=2 --head_dim=8 --train_len=16 --rounds=1 --turn_seconds=0.001 --check_length=24".split()
@@ -143,7 +143,7 @@ def test_all_of_jax_agree_with_the_oracle(bench, encoding):
     # The others take maps of q and k as wide as v, logit scales by position, and biases.
     simple = {"embed", "query", "key", "by_distance", "bias"} | ({"logit_scale"} if encoding != "tupe" else set())
     value, more = case.value, ("pope", "shaw", "transformer_xl", "deberta")
-    served = {*acting(value)} <= simple and not value.history and encoding not in more
+    served = {*acting_hooks(value)} <= simple and not value.history and encoding not in more
     assert len(rows) == (5 if served else 3)
     assert all(row["error"] < bench.attention.TOLERANCE["float32"] for row in rows), rows
 
@@ -184,8 +184,8 @@ def test_an_accelerator_measures_a_part_before_the_next(bench, monkeypatch):
 
     module = bench.attention
     for place in (module, bench.measure):
-        monkeypatch.setattr(place, "on_cpu", lambda: False)
-    monkeypatch.setattr("posx.machine.platforms.on_cpu", lambda: False)
+        monkeypatch.setattr(place, "is_on_cpu", lambda: False)
+    monkeypatch.setattr("posx.machine.platforms.is_on_cpu", lambda: False)
     monkeypatch.setattr(module, "COPIES", 2)
     monkeypatch.setattr(module, "start", lambda names: {name: Stub() for name in names})
     monkeypatch.setattr(bench.measure, "fresh_ceiling", lambda: 1e12)

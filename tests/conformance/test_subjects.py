@@ -15,7 +15,7 @@ import pytest
 import posx
 from posx import attend
 from posx.conformance import CHECKS, DIMS, check_encoding
-from posx.conformance.by_numpy import by_numpy
+from posx.conformance.by_numpy import run_in_numpy
 from posx.conformance.subject import drawn_params, variant
 from posx.contract import ByDistance, as_float, at_least_float32, fact
 from posx.encodings import Alibi, Chain, Deberta, Dims, Encoding, Learned, Rope, Shaw, build
@@ -372,7 +372,7 @@ AGAIN = (
 )
 def test_broken_encoding_fails_its_check(broken, check, says):
     report = check_encoding(broken, only=[check])
-    assert report.failed == (check,), str(report)
+    assert report.failures == (check,), str(report)
     assert says in report.outcomes[0].detail, str(report)
     assert "\n" not in str(report.outcomes[0])
 
@@ -404,8 +404,8 @@ class CountsSlots(Encoding):
 
 def test_neighbouring_slots_are_seen_in_packs_and_in_padding():
     report = check_encoding(SeesNeighbours(), only=["packing", "prefix"])
-    assert report.failed == ("packing", "prefix"), str(report)
-    assert check_encoding(CountsSlots(), only=["padding"]).failed == ("padding",)
+    assert report.failures == ("packing", "prefix"), str(report)
+    assert check_encoding(CountsSlots(), only=["padding"]).failures == ("padding",)
 
 
 @encoding
@@ -418,7 +418,7 @@ class RoundsOnTheWay(Encoding):
 
 def test_excessive_rounding_in_bfloat16_is_seen():
     report = check_encoding(RoundsOnTheWay(), only=["bfloat16", "fused"])
-    assert report.failed == ("bfloat16",) and "dense: outputs off by" in str(report), str(report)
+    assert report.failures == ("bfloat16",) and "dense: outputs off by" in str(report), str(report)
 
 
 def test_reference_and_kernel_are_compared_with_the_formula(monkeypatch):
@@ -432,10 +432,10 @@ def test_reference_and_kernel_are_compared_with_the_formula(monkeypatch):
 
     for gain, failed in ((1.0, ()), (1.001, ("reference",))):
         report = check_encoding("alibi", reference=functools.partial(alibi, gain=gain), only=["reference"])
-        assert report.failed == failed, str(report)
+        assert report.failures == failed, str(report)
     monkeypatch.setattr(sys.modules["posx.attention.fused"], "content_free_bias", lambda *_: None)
     report = check_encoding("alibi", only=["fused"])
-    assert report.failed == ("fused",) and "one call: outputs off by" in str(report), str(report)
+    assert report.failures == ("fused",) and "one call: outputs off by" in str(report), str(report)
 
 
 @encoding
@@ -502,7 +502,7 @@ def test_check_names_a_promise_that_would_be_faster(encoding, name, default, hin
 
 def test_silent_promotion_fails_one_check_only():
     report = check_encoding(MixesTypes(), only=["hooks", "tiles", "gradients", "float32"])
-    assert report.failed == ("hooks",), str(report)
+    assert report.failures == ("hooks",), str(report)
     assert "Write the missing axes, for example with a[None, :]" in str(report)
     scaled = str(check_encoding(ScalesInFloat32(), only=["hooks"]))
     assert "posx.as_float(x) for distances, x.astype(s.dtype) for vectors" in scaled
@@ -527,7 +527,7 @@ def test_unusable_request_is_one_line():
 
 def test_chain_is_checked_like_any_other_value():
     chain = Chain((Rope(rotary_dim=4), Deberta(5, ("c2p",)), SeesTheStart()))
-    assert check_encoding(chain, only=["shift_invariant", "reach"]).failed == ("shift_invariant",)
+    assert check_encoding(chain, only=["shift_invariant", "reach"]).failures == ("shift_invariant",)
 
 
 def test_command_prints_a_line_per_check_and_exits_1_on_failure(monkeypatch, capsys):
@@ -582,7 +582,7 @@ def test_learned_base_keeps_float32_with_exact_angles():
     far = 2**25
     assert check_encoding(LearnedBase(far), only=["float32"]).ok
     report = check_encoding(LearnedBase(far, exact=False), only=["float32"])
-    assert report.failed == ("float32",) and "positions moved by 32768: outputs off by" in str(report)
+    assert report.failures == ("float32",) and "positions moved by 32768: outputs off by" in str(report)
 
 
 @pytest.mark.slow
@@ -615,7 +615,7 @@ class RoundsOnTheWayBack(Encoding):
 @pytest.mark.slow
 def test_excessive_rounding_of_gradients_is_seen():
     report = check_encoding(RoundsOnTheWayBack(), only=["bfloat16"])
-    assert report.failed == ("bfloat16",), str(report)
+    assert report.failures == ("bfloat16",), str(report)
     assert "dense: gradient of q is off by 0.0" in report.outcomes[0].detail, str(report)
 
 
@@ -635,7 +635,7 @@ class BelowOne(Encoding):
 def test_parameters_of_the_checks_can_be_realistic():
     for params, failed in (("large", ("positions",)), ("init", ()), ({"a": np.linspace(0.1, 0.9, 4)}, ())):
         report = check_encoding(BelowOne(), only=["positions"], params=params)
-        assert report.failed == failed, str(report)
+        assert report.failures == failed, str(report)
     drawn = drawn_params(BelowOne(), DIMS, "init")["a"]
     assert (drawn != 0.5).all() and np.abs(drawn - 0.5).max() < 0.25
     zeros = drawn_params(build("kerple", DIMS), DIMS, "init")
@@ -672,7 +672,7 @@ def test_numpy_computes_what_jax_computes():
         return {"branch": branch, "halves": halves, "looped": jnp.where(looped > 60, -looped, looped).max(axis=0)}
 
     given = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32), np.array([-3, 5, 1], np.int32)
-    found, wanted = by_numpy(function, *given), jax.jit(function)(*given)
+    found, wanted = run_in_numpy(function, *given), jax.jit(function)(*given)
     assert found["halves"].tolist() == [-4, 4, 3]
     for name, x in wanted.items():
         assert isinstance(found[name], np.ndarray) and found[name].dtype == x.dtype

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import posx
-from posx.contract import ByDistance, acting
+from posx.contract import ByDistance, acting_hooks
 from posx.contract.fields import at_least, below
 from posx.contract.shapes import hook_shapes
 from posx.encodings import Chain, Encoding, Rope, Shaw
@@ -141,7 +141,7 @@ def test_mixin_counts_and_must_come_first():
     class First(Straight, Encoding):
         pass
 
-    assert acting(posx.build(First(), DIMS)) == ("by_distance",)
+    assert acting_hooks(posx.build(First(), DIMS)) == ("by_distance",)
     with pytest.raises(ConfigError, match=r"Straight\.by_distance is hidden by Encoding.*Write class Last\(Straight, "):
 
         @dataclasses.dataclass(frozen=True)

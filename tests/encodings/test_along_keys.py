@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from posx.encodings.along_keys import at_pairs, bank_products, interpolated, sums_from_each
+from posx.encodings.along_keys import bank_products, evaluate_pairs, interpolate, sums_from_each
 from tests.encodings.probes import vectors
 
 
@@ -21,8 +21,8 @@ def test_interpolated_rows_and_their_gradients():
     rows, at = vectors(2, 3, 5), np.abs(vectors(2, 3, 7, seed=1)).clip(0, 4)
     at[0, 0, :2] = 0, 4
     hats = np.maximum(0, 1 - np.abs(at[..., None, :] - np.arange(5)[:, None]))
-    assert_allclose(interpolated(jnp.asarray(rows), jnp.asarray(at)), (rows[..., None] * hats).sum(axis=2), atol=1e-6)
-    found = jax.grad(lambda rows: interpolated(rows, jnp.asarray(at)).sum())(jnp.asarray(rows))
+    assert_allclose(interpolate(jnp.asarray(rows), jnp.asarray(at)), (rows[..., None] * hats).sum(axis=2), atol=1e-6)
+    found = jax.grad(lambda rows: interpolate(rows, jnp.asarray(at)).sum())(jnp.asarray(rows))
     assert_allclose(found, hats.sum(axis=-1), atol=1e-6)
 
 
@@ -34,4 +34,4 @@ def test_distances_are_read_at_any_positions(step):
     wanted = np.where(inside, np.einsum("qhr,rqk->hqk", r, bank[:, distance.clip(0, 4)]), 0)
     given = jnp.asarray(distance, jnp.int32)
     assert_allclose(bank_products(jnp.asarray(r), jnp.asarray(bank), given), wanted, atol=1e-5)
-    assert_allclose(at_pairs(lambda r: jnp.stack([2 * r, r * r]), given), np.stack([2 * distance, distance**2]))
+    assert_allclose(evaluate_pairs(lambda r: jnp.stack([2 * r, r * r]), given), np.stack([2 * distance, distance**2]))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import posx
-from posx.contract import acting, require_resolved
+from posx.contract import acting_hooks, require_resolved
 from posx.encodings import Chain, encoding_name, from_spec, spec_of, spec_text
 from posx.errors import ConfigError
 from posx.lab.config import encoding_fields
@@ -337,7 +337,7 @@ def test_a_class_of_ones_own_is_named_by_its_place():
 
 @pytest.mark.parametrize("name", posx.ENCODINGS)
 def test_encoding_acts_on_its_hooks(name):
-    assert acting(posx.build(name, DIMS)) == ACTING[name]
+    assert acting_hooks(posx.build(name, DIMS)) == ACTING[name]
 
 
 def test_a_text_is_a_spec():

@@ -6,7 +6,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 import posx
-from posx.attention import seen_by
+from posx.attention import with_previous_tokens
 from posx.conformance import DIMS
 from posx.errors import ConfigError
 from tests.encodings.cases import params_of
@@ -25,7 +25,7 @@ def outputs(spec, params, pos=POS, v=V):
 
 
 def mapped(hook, x):
-    return np.asarray(getattr(CANON, hook)(PARAMS, seen_by(CANON, hook, x[None], None)[0][0], POS, {}))
+    return np.asarray(getattr(CANON, hook)(PARAMS, with_previous_tokens(CANON, hook, x[None], None)[0][0], POS, {}))
 
 
 @pytest.mark.peers

@@ -9,9 +9,9 @@ import pytest
 from numpy.testing import assert_allclose
 
 import posx
-from posx.contract import ByDistance, Composite, acting, as_float
+from posx.contract import ByDistance, Composite, acting_hooks, as_float
 from posx.encodings import T5, Alibi, Chain, Dape, Learned, Nope, Rope
-from posx.encodings.rates import Rate, rates_of
+from posx.encodings.rates import Rate, encoding_rates
 from posx.errors import ConfigError
 from tests.cheap import in_one_program
 from tests.encodings.cases import DIMS, params_of
@@ -114,7 +114,7 @@ def test_facts_and_names_are_those_of_the_base():
     assert learned.at_length(50).max_position == 49
     assert learned.init(jax.random.key(0), DIMS)["w_1"].shape == (1, 4, 32)
     assert not Dape(Alibi(H)).fades and not Dape(Rope(rotary_dim=D)).reads_raw_keys
-    assert acting(Dape(Rope(rotary_dim=D))) == ("query", "key", "score")
+    assert acting_hooks(Dape(Rope(rotary_dim=D))) == ("query", "key", "score")
     with pytest.raises(ConfigError, match=r"^Alibi\.num_heads is not set"):
         weights(Dape(Alibi()), params)
     for fields, message in (({"kernel": 2}, "kernel=2 must be odd"), ({"width": 0}, "width=0 must be at least 1")):
@@ -124,7 +124,7 @@ def test_facts_and_names_are_those_of_the_base():
 
 def test_the_base_is_trained_at_its_own_rate():
     own = dataclasses.dataclass(frozen=True)(type("Fast", (T5,), {"about": posx.About(lr_multiplier=7.0)}))
-    rates = dict(rates_of(Dape(own(8, 20)), DIMS))
+    rates = dict(encoding_rates(Dape(own(8, 20)), DIMS))
     assert rates == {"base.table": Rate(7.0), "b_1": Rate(), "w_1": Rate(decays=True), "w_2": Rate(decays=True)}
 
 
@@ -163,7 +163,7 @@ def test_composite_has_its_own_hooks_called():
             return jnp.full((1, *pos.shape), 3.0, as_float(0).dtype)
 
     given = Warm(Alibi(H))
-    assert acting(given) == ("logit_scale", "by_distance") and given.fades
+    assert acting_hooks(given) == ("logit_scale", "by_distance") and given.fades
     w = attention_weights(given, {}, Q, K, POS, mask=posx.causal())
     assert_allclose(w, attention_weights(Alibi(H), {}, 3 * Q, K, POS, mask=posx.causal()), atol=1e-5)
 

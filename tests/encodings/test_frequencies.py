@@ -30,7 +30,7 @@ from posx.encodings.frequencies import (
     WholeTurns,
     Yarn,
 )
-from posx.encodings.hugging_face import parameters_of, rope_of, ropes_of
+from posx.encodings.hugging_face import layer_ropes, read_rope, rope_parameters
 from posx.errors import ConfigError
 
 DIMS = posx.Dims(model_dim=64, num_heads=4, head_dim=16, num_layers=2, train_len=64, num_kv_heads=2)
@@ -304,26 +304,26 @@ def sizes(parameters):
 
 @pytest.mark.parametrize(("parameters", "text"), CONFIGS)
 def test_hugging_face_dictionaries_are_read_and_written(parameters, text):
-    (rope,) = ropes_of(sizes(parameters)).values()
+    (rope,) = layer_ropes(sizes(parameters)).values()
     assert spec_text(rope) == text
-    assert rope_of(parameters_of(rope, 16), 16, 256) == rope
+    assert read_rope(rope_parameters(rope, 16), 16, 256) == rope
 
 
 def test_each_number_of_rotated_channels_is_written():
     """A share of the channels is rounded down: 44 (30 / 44) is below 30."""
     for width in range(4, 130, 2):
         for rotated in range(2, width, 2):
-            assert rope_of(parameters_of(Rope(rotary_dim=rotated), width), width, 256).rotary_dim == rotated
+            assert read_rope(rope_parameters(Rope(rotary_dim=rotated), width), width, 256).rotary_dim == rotated
 
 
 def test_older_and_nested_dictionaries_are_read():
     older = sizes(None) | {"rope_scaling": {"type": "linear", "factor": 4}, "rope_theta": 1e5}
-    assert spec_text(ropes_of(older)[""]) == "rope(base=100000, frequencies=linear(factor=4))"
+    assert spec_text(layer_ropes(older)[""]) == "rope(base=100000, frequencies=linear(factor=4))"
     nested = sizes({
         "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     })  # fmt: skip
-    found = {kind: spec_text(rope) for kind, rope in ropes_of(nested).items()}
+    found = {kind: spec_text(rope) for kind, rope in layer_ropes(nested).items()}
     assert found == {
         "full_attention": "rope(base=1000000, frequencies=linear(factor=8))",
         "sliding_attention": "rope",
@@ -341,14 +341,14 @@ def test_older_and_nested_dictionaries_are_read():
 )
 def test_dictionaries_that_do_not_fit_are_refused(config, problem):
     with pytest.raises(ConfigError, match=problem):
-        ropes_of(config)
+        layer_ropes(config)
 
 
 def test_rules_that_hugging_face_lacks_are_not_written():
     lacking = WholeTurns(), Yarn(2.0, ramp="turns"), Proportional(0.5)
     for rope in (Rope(layout="interleaved"), *(Rope(rotary_dim=8, frequencies=rule) for rule in lacking)):
         with pytest.raises(ConfigError, match="Hugging Face has"):
-            parameters_of(rope, 16)
+            rope_parameters(rope, 16)
 
 
 @pytest.mark.peers
@@ -366,6 +366,6 @@ def test_rules_equal_those_of_transformers(parameters, length):
         hidden_size=64, num_attention_heads=4, max_position_embeddings=256, head_dim=16, rope_parameters=known
     )
     wanted, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, "cpu", length)
-    rope = rope_of(parameters, 16, 256).at_length(length)
+    rope = read_rope(parameters, 16, 256).at_length(length)
     assert_allclose(rope.frequencies.frequencies(rope.base, rope.rotary_dim or 16), wanted, rtol=1e-5)
     assert math.isclose(rope.frequencies.resolve(DIMS).magnitude, factor, rel_tol=1e-6)

@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose
 
 import posx
 from posx.encodings import encoding_name
-from posx.machine.platforms import on_cpu
+from posx.machine.platforms import is_on_cpu
 from tests.encodings import reference
 from tests.encodings.cases import CASES, DIMS, layer, params_of, projections, reference_layer, reference_of, tokens
 from tests.encodings.probes import attention_weights
@@ -66,7 +66,7 @@ def test_bfloat16_vectors_stay_close_to_float64(case):
             wide = [np.asarray(a[n], np.float64) for a in (x, q, k, v)]
             wide_params = {name: np.float64(a) for name, a in params.items()}
             wanted = reference_of(encoding)(wide_params, wide[0], lambda _, wide=wide: wide[1:], p, causal)
-            bound = (4 if on_cpu() else 8) * 2.0**-8
+            bound = (4 if is_on_cpu() else 8) * 2.0**-8
             assert_allclose(np.asarray(o[n], np.float64), wanted, rtol=2.0**-7, atol=bound)
 
 

@@ -168,7 +168,7 @@ def test_keys_are_revised_unless_another_part_reads_them(spec, revised):
 
 def through_cache(model, params, tokens, idx, sizes):
     """Return logits [b, t, v] of chunks of the given sizes in turn."""
-    step, cache, found, start = jax.jit(model.cached), model.empty_cache(*tokens.shape), [], 0
+    step, cache, found, start = jax.jit(model.decode), model.empty_cache(*tokens.shape), [], 0
     for size in itertools.cycle(sizes):
         part = slice(start, start := min(start + size, tokens.shape[1]))
         logits, cache = step(params, tokens[:, part], np.maximum(idx, 0)[:, part], idx[:, part], cache)

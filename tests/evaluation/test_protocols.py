@@ -10,7 +10,7 @@ from posx.evaluation import evaluate, protocols
 from posx.evaluation.base import Protocol
 from posx.evaluation.scoring import place
 from posx.lab.config import EvalConfig, base_config, run_config
-from posx.lab.runs.checks import unused
+from posx.lab.runs.checks import unused_settings
 
 STREAM = np.arange(65) % 4
 
@@ -28,11 +28,11 @@ class Shortest(Protocol):
     num_targets: int = 0
 
     @classmethod
-    def of_run(cls, config, train_len, longest):
+    def from_run(cls, config, train_len, longest):
         return cls(config.num_targets)
 
     @classmethod
-    def lengths_of(cls, config, train_len):
+    def run_lengths(cls, config, train_len):
         return (train_len, 2 * train_len)
 
     @classmethod
@@ -47,7 +47,7 @@ class Shortest(Protocol):
 
     def measure(self, model, lengths):
         targets = self.targets(model.stream, lengths, model.documents)
-        scored = model.scored(self.windows(targets, lengths[0], lengths[0]), lengths[0])
+        scored = model.score_windows(self.windows(targets, lengths[0], lengths[0]), lengths[0])
         yield self.row(model, lengths[0], lengths[0], targets, scored) | {"mine": True}
 
 
@@ -65,7 +65,7 @@ def test_a_new_protocol_is_one_class_and_its_line(monkeypatch):
 def test_a_protocol_says_which_settings_and_strides_it_chooses(monkeypatch):
     monkeypatch.setitem(protocols.PROTOCOLS, "shortest", Shortest)
     run = dataclasses.replace(run_config(base_config()), eval=EvalConfig(protocols=("shortest",)))
-    why = unused(run)
+    why = unused_settings(run)
     assert why["eval.sliding_targets"] == "eval.protocols has no sliding" and "eval.stride" not in why
     assert why["eval.num_targets"].startswith("eval.protocols has no nonoverlapping or per_position or ")
     row = {"eval_len": 16, "stride": 4}
@@ -86,9 +86,9 @@ def test_settings_of_a_run_make_each_protocol_what_it_is():
 
 
 def test_per_position_owes_one_row_at_its_longest_defined_length():
-    assert protocols.PerPosition().required((8, 16, 32), lambda length: length <= 16) == (16,)
-    assert protocols.PerPosition().required((8,), lambda length: False) == ()
-    assert protocols.Sliding().required((8, 16), lambda length: False) == (8, 16)
+    assert protocols.PerPosition().required_lengths((8, 16, 32), lambda length: length <= 16) == (16,)
+    assert protocols.PerPosition().required_lengths((8,), lambda length: False) == ()
+    assert protocols.Sliding().required_lengths((8, 16), lambda length: False) == (8, 16)
 
 
 def test_begin_every_window_predicts_after_the_begin_token():

@@ -60,10 +60,10 @@ def test_every_study_unpacks_into_a_folder_per_run(study, tmp_path):
     runs = load(study)
     tables.main(["unpack", f"{tables.HERE / study}/runs.jsonl", str(tmp_path)])
     files = list(tmp_path.rglob("eval.jsonl"))
-    assert len(files) == len(runs) and all(rows.read(file, tables.refuse) for file in files)
+    assert len(files) == len(runs) and all(rows.read_row_file(file, tables.refuse) for file in files)
     run = runs[0]
     name = run.get("run_id", f"{run['encoding']}-s{run['seed']}-{run['hash']}")
-    stored = rows.read(tmp_path / run.get("part", "") / name / "eval.jsonl", tables.refuse)
+    stored = rows.read_row_file(tmp_path / run.get("part", "") / name / "eval.jsonl", tables.refuse)
     assert [tables.named(row) for row in stored] == list(map(tables.named, tables.rows_of([run])))
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import posx
 from posx.errors import ConfigError, NonFiniteError
-from posx.lab.commands.results import pieces
+from posx.lab.commands.results import text_pieces
 from posx.lab.config.sections import ModelConfig
 from posx.lab.data import BpeTokenizer, ByteTokenizer, train_bpe
 from posx.lab.generate import Sampling, generate, prefill, sample
@@ -371,7 +371,7 @@ BYTES = [*"漢 é".encode(), 0xE2, 0x41, *"é".encode(), 0xE2]
 def test_pieces_are_the_difference_of_decoded_texts(tokenizer, new, wanted):
     prompt = [tokenizer.eos, *tokenizer.encode("ab")]
     new = tokenizer.encode(wanted).tolist() if new is None else new
-    assert "".join(pieces(tokenizer, prompt, new)) == wanted
+    assert "".join(text_pieces(tokenizer, prompt, new)) == wanted
     assert tokenizer.decode([*prompt, *new]) == "ab" + wanted
 
 

@@ -32,17 +32,17 @@ def test_it_is_raised_at_once_and_again_where_a_loop_asks():
     with pytest.raises(KeyboardInterrupt):
         press()
     with pytest.raises(KeyboardInterrupt):
-        interrupts.check()
+        interrupts.raise_pending()
 
 
 def test_a_save_is_finished_first_but_a_second_one_does_not_wait():
     done = []
-    with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+    with pytest.raises(KeyboardInterrupt), interrupts.defer_signals():
         press()
         done.append("saved")
     assert done == ["saved"]
     interrupts.remember_interrupts()
-    with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+    with pytest.raises(KeyboardInterrupt), interrupts.defer_signals():
         press()
         press()
         done.append("not reached")
@@ -52,22 +52,22 @@ def test_a_save_is_finished_first_but_a_second_one_does_not_wait():
 def test_a_sigterm_is_raised_at_once_unless_a_save_comes_first():
     with pytest.raises(interrupts.Terminated):
         os.kill(os.getpid(), signal.SIGTERM)
-    assert interrupts.terminated()
+    assert interrupts.was_terminated()
     with pytest.raises(interrupts.Terminated):
-        interrupts.check()
+        interrupts.raise_pending()
     interrupts.remember_interrupts()
-    with interrupts.saved_first():
+    with interrupts.save_first():
         os.kill(os.getpid(), signal.SIGTERM)
-        interrupts.check()
-        assert interrupts.terminated()
+        interrupts.raise_pending()
+        assert interrupts.was_terminated()
 
 
 def test_a_first_ctrl_c_lets_a_loop_save_and_a_second_ends_it(capfd):
     saved = []
-    with pytest.raises(KeyboardInterrupt), interrupts.saved_first():
+    with pytest.raises(KeyboardInterrupt), interrupts.save_first():
         press()
-        interrupts.check()
-        saved.append(interrupts.interrupted())
+        interrupts.raise_pending()
+        saved.append(interrupts.was_interrupted())
         press()
         saved.append("not reached")
     assert saved == [True] and "Ctrl-C again ends at once" in capfd.readouterr().err
@@ -112,7 +112,7 @@ def test_ctrl_c_to_a_sweep_lets_its_runs_save(site, tmp_path):
 
 def last_step(workdir) -> int:
     """The newest step of a run's metrics; 0 before its first."""
-    return max((row["step"] for row in lines.read(workdir / "metrics.jsonl")), default=0)
+    return max((row["step"] for row in lines.read_lines(workdir / "metrics.jsonl")), default=0)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_signal_turned_into_a_librarys_error_is_that_signal(monkeypatch, capsy
     def load(words):
         try:
             os.kill(os.getpid(), number)
-            interrupts.check()
+            interrupts.raise_pending()
         except BaseException:
             raise ImportError("Encountered an error while initializing the extension.") from None
 

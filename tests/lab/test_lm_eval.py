@@ -297,7 +297,7 @@ def test_prefix_token_outside_the_model_is_refused(harness):
 
 def test_generation_ends_at_each_end_token(harness, monkeypatch):
     model = harness(max_length=64)
-    given = {name: getattr(model._tokenizer, name) for name in ("begin", "encode_whole", "shown", "decode", "template")}
+    given = {name: getattr(model._tokenizer, name) for name in ("begin", "encode_whole", "spell", "decode", "template")}
     model._tokenizer = types.SimpleNamespace(**given, vocab_size=257, eos=256, ends=(256, 122))
     steps = [list(b"abzde"), [97, 98, 99, 256, 100], list(b"lmnop")]
     monkeypatch.setattr(posx.lab.lm_eval, "generate", lambda *_, **__: map(np.array, zip(*steps, strict=True)))
@@ -306,5 +306,5 @@ def test_generation_ends_at_each_end_token(harness, monkeypatch):
 
 def test_without_the_harness_one_line_says_so(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
-    assert posx.lab.lm_eval.main() == 2
+    assert posx.lab.lm_eval.run_harness() == 2
     assert "Install it: pip install 'posx[lm-eval]'" in capsys.readouterr().err

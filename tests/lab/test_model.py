@@ -94,7 +94,7 @@ def position_free(params) -> dict[str, np.ndarray]:
 CALLS = {
     "logits": lambda model, params: model(params, text(), sequential(LENGTH)),
     "log_probs": lambda model, params: model.log_probs(params, text(), sequential(LENGTH - 1), None, "auto"),
-    "cached": lambda model, params: model.cached(
+    "cached": lambda model, params: model.decode(
         params, text()[:, :1], *jnp.zeros((2, 2, 1), jnp.int32), model.empty_cache(2, 4)
     ),
     "tabulated": lambda model, params: model.tabulated(params, LENGTH),
@@ -379,7 +379,7 @@ def test_dropout_acts_only_with_a_key_and_keeps_the_mean():
 
 @functools.partial(jax.jit, static_argnums=0)
 def cached_logits_of(model: Model, params, tokens, pos, idx, cache):
-    return model.cached(params, tokens, pos, idx, cache)
+    return model.decode(params, tokens, pos, idx, cache)
 
 
 def decode(model, params, tokens, pos, idx, chunk):
@@ -448,7 +448,7 @@ def test_a_full_cache_is_an_error():
     for n in (4, 5):
         new = (tokens[:, n : n + 1], pos[:, n : n + 1], pos[:, n : n + 1])
         with pytest.raises(ConfigError, match="4 of its 4 slots are filled.*at least 5 slots"):
-            model.cached(params, *new, cache._replace(filled=jnp.int32(4)))
+            model.decode(params, *new, cache._replace(filled=jnp.int32(4)))
         logits, cache = cached_logits_of(model, params, *new, cache)
         assert np.isnan(logits).all()
 
@@ -470,7 +470,7 @@ def test_token_ids_outside_the_vocabulary_are_errors(wrong):
 TAKES_TOKENS = {
     "logits": lambda model, params, ids: model(params, ids, sequential(3)),
     "log_probs": lambda model, params, ids: model.log_probs(params, ids, sequential(2), None, "auto"),
-    "cached": lambda model, params, ids: model.cached(params, ids, *[sequential(3)] * 2, model.empty_cache(2, 4))[0],
+    "cached": lambda model, params, ids: model.decode(params, ids, *[sequential(3)] * 2, model.empty_cache(2, 4))[0],
     "load": lambda model, params, ids: Apply(model)(params, ids),
 }
 
@@ -491,7 +491,7 @@ def test_token_ids_may_be_lists_and_must_be_a_batch(call):
 def test_a_cache_of_another_batch_size_is_refused():
     model = small("rope", num_layers=1)
     with pytest.raises(ConfigError, match="tokens have 2 rows, but the cache has 3"):
-        model.cached(start(model), text(2, 3), *[sequential(3)] * 2, model.empty_cache(3, 4))
+        model.decode(start(model), text(2, 3), *[sequential(3)] * 2, model.empty_cache(3, 4))
 
 
 def test_documents_in_one_row_do_not_see_each_other():
@@ -720,7 +720,7 @@ def test_cached_refuses_orders_that_do_not_go_on(orders):
     params, cache = model.init(jax.random.key(0)), model.empty_cache(1, 8)
     with pytest.raises(ConfigError, match="idx must grow"):
         for idx in map(np.int32, orders):
-            _, cache = model.cached(params, np.ones((1, len(idx)), int), np.maximum(idx, 0), idx, cache)
+            _, cache = model.decode(params, np.ones((1, len(idx)), int), np.maximum(idx, 0), idx, cache)
 
 
 @dataclasses.dataclass(frozen=True)

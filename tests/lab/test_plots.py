@@ -391,7 +391,9 @@ def test_cumulative_perplexity_weighs_bins_by_their_targets() -> None:
         "rope", 4, protocol="per_position", position_edges=[0, 1, 4], position_nll=[2.0, 1.0], position_targets=[10, 30]
     )
     (panel,) = panels([made])
-    local, running = (points.averaged(panel, of)[0].points for of in (points.local, points.cumulative))
+    local, running = (
+        points.average_bins(panel, of)[0].points for of in (points.local_loss, points.cumulative_perplexity)
+    )
     assert [(point.x, point.mean) for point in local] == [(1.0, 2.0), (pytest.approx(math.sqrt(8)), 1.0)]
     assert [point.x for point in running] == [1.0, 4.0]
     assert [point.mean for point in running] == pytest.approx([math.exp(2.0), math.exp((20 + 30) / 40)])

@@ -50,7 +50,7 @@ def test_a_folders_own_encodings_are_drawn_as_trained(tmp_path: pathlib.Path, wh
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{}")
     apply, params, _ = load(whole)
-    sent, trained = effects.encodings_of(tmp_path)
+    sent, trained = effects.folder_encodings(tmp_path)
     assert (trained.name, trained.encoding, trained.dims) == ("t5", apply.model.encodings[0], apply.model.dims)
     table = trained.encoding.by_distance(params["shared"]["encoding_0"], np.arange(32, dtype=np.int32)).bias
     assert by_distance(trained) == pytest.approx(np.asarray(table))
@@ -98,12 +98,12 @@ def test_match_of_a_vector_with_itself_falls_as_the_angles_say() -> None:
 
 def test_what_depends_on_the_text_is_drawn_for_random_tokens() -> None:
     """Read off the weights: for ALiBi just its bias; CoPE, whose table starts at zero, changes nothing yet."""
-    changed = effects.on_random_tokens(subject("alibi"))
+    changed = effects.random_token_change(subject("alibi"))
     far = np.arange(changed.shape[1])[:, None] - np.arange(changed.shape[1])[None, :]
     wanted = -alibi_slopes(DIMS.num_heads)[:, None, None] * far
     np.testing.assert_allclose(changed, np.where(far >= 0, wanted, np.nan), atol=1e-3)
-    assert np.nanmax(np.abs(effects.on_random_tokens(subject("cope")))) < 1e-4
-    assert effects.on_random_tokens(subject("nope")) is None
+    assert np.nanmax(np.abs(effects.random_token_change(subject("cope")))) < 1e-4
+    assert effects.random_token_change(subject("nope")) is None
 
 
 def test_arrays_that_start_at_zero_are_drawn_at_random() -> None:

@@ -41,7 +41,7 @@ def draw(monkeypatch: pytest.MonkeyPatch) -> Draw:
             found[name] = made
             return [path]
 
-        monkeypatch.setattr(look, "save", keep)
+        monkeypatch.setattr(look, "save_figure", keep)
         plots.plot(folder, what)
         return found
 
@@ -359,7 +359,7 @@ def test_rows_of_an_earlier_step_are_left_out_and_named(tmp_path: pathlib.Path, 
     assert "rope-s0: 4 rows left out, measured earlier in training" in words(figure)
     note = "Measured before the end of training: alibi-s0 (step 500 of 1,200)"
     assert note in words(figure) and note in plots.table(read_results(tmp_path))
-    for line_ in csv.DictReader(io.StringIO(plots.table_as(tmp_path, "csv"))):
+    for line_ in csv.DictReader(io.StringIO(plots.format_table(tmp_path, "csv"))):
         assert line_["warning"] == (note if line_["encoding"] == "alibi, step=500" else "")
 
 

@@ -30,13 +30,13 @@ def said(meter: Meter, clock: list[float], *times: float) -> list[str]:
 
 def test_compiling_shows_its_time_and_counts_for_nothing(clock):
     meter = Meter("run", 101)
-    meter.waiting("compiling")
+    meter.show_waiting("compiling")
     assert said(meter, clock, 0, 3, 70) == ["compiling 0 s", "compiling 3 s", "compiling 1 min 10 s"]
     meter.update(1, "1/101")
     assert said(meter, clock, 72) == ["1/101"], "nothing is known of the time of a step"
     meter.update(21, "21/101")  # 20 steps in 2 s
     assert said(meter, clock, 72, 90, 75) == ["8 s left  21/101", "0 s left  21/101", "5 s left  21/101"]
-    meter.waiting("compiling for another length", 4.0)
+    meter.show_waiting("compiling for another length", 4.0)
     assert said(meter, clock, 76, 80) == [
         "5 s left  compiling for another length 1 s, about 3 s left", "5 s left  compiling for another length 5 s",
     ]  # fmt: skip
@@ -44,7 +44,7 @@ def test_compiling_shows_its_time_and_counts_for_nothing(clock):
 
 def test_what_an_earlier_process_did_counts_for_nothing(clock):
     meter = Meter("run", 100)
-    meter.waiting("reading its checkpoint")
+    meter.show_waiting("reading its checkpoint")
     meter.update(50, "")
     clock[0] = 10
     meter.update(60, "")
@@ -62,7 +62,7 @@ def test_time_left_falls_while_nothing_is_finished(clock):
         meter.update(10, "0 of 4 runs")
         shown.append(str(meter).partition(" left")[0])
     assert shown == ["11 min 40 s", "11 min 20 s", "11 min 00 s", "10 min 40 s", "10 min 20 s"]
-    meter.waiting("compiling")
+    meter.show_waiting("compiling")
     clock[0] = 130
     meter.update(10, "0 of 4 runs")  # nothing came of the wait
     assert str(meter).startswith("10 min 20 s left")
@@ -84,7 +84,7 @@ def test_expected_pace_gives_time_left_until_work_is_known(clock):
 def test_a_log_gets_a_line_every_ten_seconds_and_one_at_the_end(clock, monkeypatch):
     monkeypatch.setattr(progress.sys, "stderr", io.StringIO())
     with Meter("run", 100) as meter:
-        meter.waiting("compiling")
+        meter.show_waiting("compiling")
         for clock[0] in range(5, 36, 2):
             meter.update(clock[0], f"{clock[0]}/100")
         notices.say("a row")

@@ -27,15 +27,15 @@ def cells(line, sign):
 def test_every_form_has_the_same_numbers(runs):
     """Values are those of the rows: the mean over seeds, and the sample standard deviation."""
     stored = read_results(runs)
-    found = list(csv.DictReader(io.StringIO(plots.table_as(runs, "csv"))))
+    found = list(csv.DictReader(io.StringIO(plots.format_table(runs, "csv"))))
     (one,) = [x for x in found if (x["encoding"], x["column"]) == ("alibi", "perplexity at L = 64")]
     values = stored.ppl[(stored.encoding == "alibi") & (stored.eval_len == 64)]
     assert float(one["mean"]) == pytest.approx(statistics.fmean(values), rel=1e-12) and one["seeds"] == "3"
     assert float(one["std_over_seeds"]) == pytest.approx(statistics.stdev(values), rel=1e-12)
     assert (one["num_targets"], one["protocol"], one["train_len"]) == ("262144", "nonoverlapping", "64")
-    written = json.loads(plots.table_as(runs, "json"))
+    written = json.loads(plots.format_table(runs, "json"))
     assert [{k: "" if v is None else str(v) for k, v in x.items()} for x in written["numbers"]] == found
-    tables = [plots.table_as(runs, form).splitlines() for form in ("markdown", "latex")]
+    tables = [plots.format_table(runs, form).splitlines() for form in ("markdown", "latex")]
     markdown = [cells(line, "|") for line in tables[0] if line.startswith("| ")][2:]
     latex = [cells(line, "&") for line in tables[1] if line.startswith(r"\texttt")]
     plain = [
@@ -47,7 +47,7 @@ def test_every_form_has_the_same_numbers(runs):
 
 def test_latex_shows_names_literally(tmp_path):
     made_rows.write(tmp_path, [made_rows.row("rope", 64) | {"encoding": r"my_{x}%&#$^~\b:A"}])
-    (line,) = [one for one in plots.table_as(tmp_path, "latex").splitlines() if one.startswith(r"\texttt")]
+    (line,) = [one for one in plots.format_table(tmp_path, "latex").splitlines() if one.startswith(r"\texttt")]
     assert line.startswith(r"\texttt{my\_\{x\}\%\&\#\$\textasciicircum{}\textasciitilde{}\textbackslash{}b:A} &")
 
 
@@ -55,17 +55,17 @@ def test_table_command_prints_each_form(capsys, runs, tmp_path):
     assert FORMS == plots.FORMS
     for form in FORMS:
         code, out, err = tiny.call(capsys, "table", f"--workdir={runs}", f"--format={form}")
-        assert code == 0 and out == plots.table_as(runs, form), err
+        assert code == 0 and out == plots.format_table(runs, form), err
     with pytest.raises(ConfigError, match="Did you mean 'latex'"):
-        plots.table_as(runs, "latx")
+        plots.format_table(runs, "latx")
     (tmp_path / "empty").mkdir()
     with pytest.raises(WorkdirError, match="Measure with posx evaluate"):
-        plots.table_as(tmp_path / "empty", "csv")
+        plots.format_table(tmp_path / "empty", "csv")
 
 
 def test_each_number_has_its_own_window_and_unit(runs):
     """The stride of windows side by side is their length, R_k has the unit 1, and targets are those of the length."""
-    found = json.loads(plots.table_as(runs, "json"))["numbers"]
+    found = json.loads(plots.format_table(runs, "json"))["numbers"]
     facts = {x["column"]: (x["eval_len"], x["stride"], x["unit"], x["num_targets"]) for x in found}
     assert facts["perplexity at L = 64"] == (64, 64, "per token", 262144)
     assert facts["bits per byte at 64"] == (64, 64, "bits per byte", 262144)
@@ -75,5 +75,7 @@ def test_each_number_has_its_own_window_and_unit(runs):
 def test_names_are_text_in_spreadsheets_and_in_latex(tmp_path):
     """A name that looks like a formula has a quote before it in CSV. LaTeX without packages knows no Greek."""
     made_rows.write(tmp_path, [made_rows.row("rope", 64) | {"encoding": "=1+θ:A", "layers": ["=1+θ:A"]}])
-    (line, *_) = csv.DictReader(io.StringIO(plots.table_as(tmp_path, "csv")))
-    assert line["encoding"] == "'=1+θ:A" and r"\texttt{=1+\textbackslash{}u03b8:A}" in plots.table_as(tmp_path, "latex")
+    (line, *_) = csv.DictReader(io.StringIO(plots.format_table(tmp_path, "csv")))
+    assert line["encoding"] == "'=1+θ:A" and r"\texttt{=1+\textbackslash{}u03b8:A}" in plots.format_table(
+        tmp_path, "latex"
+    )

@@ -11,18 +11,18 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 import posx
-from posx.encodings.rates import rates_of_layers
+from posx.encodings.rates import layer_rates
 from posx.lab.config import TrainConfig, base_config, run_config
 from posx.lab.config.sections import ModelConfig
 from posx.lab.layers import sequential
 from posx.lab.model import make_model
-from posx.lab.runs.describe import model_of, share
+from posx.lab.runs.describe import make_run_model, share
 from posx.lab.runs.evaluate import model_log_probs
-from posx.lab.runs.evaluate import program as evaluation
-from posx.lab.training.layout import Layout, program, rows_sharding
+from posx.lab.runs.evaluate import sharded_program as evaluation
+from posx.lab.training.layout import Layout, rows_sharding, train_program
 from posx.lab.training.step import init_state, train_steps
 from posx.machine import devices
-from posx.machine.devices import DATA, devices_for, mesh, on_devices, over_devices, use_every_core
+from posx.machine.devices import DATA, count_devices, mesh, replicate, shard_rows, use_every_core
 
 T, D = 600, 8  # several tiles of the blockwise executor
 
@@ -72,7 +72,7 @@ def training_in_parts(name: str, **settings) -> None:
     model = make_model(ModelConfig(num_layers=2, model_dim=32, num_heads=4, **settings), name, 40, 16)
     config = TrainConfig(length=16, batch_size=16, steps=20, warmup_steps=2, accumulation=2)
     batches = np.random.default_rng(0).integers(0, 40, (3, 16, 17), np.int32)
-    rates = rates_of_layers(model.encodings, model.dims, 0.0)
+    rates = layer_rates(model.encodings, model.dims, 0.0)
     states, metrics = {}, {}
     for layout in (Layout(1), Layout(4, 2), Layout(2, 4)):
         state = layout.init(model, config)
@@ -101,11 +101,11 @@ def what_a_device_has() -> None:
         config.model.update(num_layers=4, model_dim=256, num_heads=8, remat=remat)
         config.train.update(length=64, batch_size=32, dispatch_steps=1)
         run, layout = run_config(config), Layout(8 // heads, heads)
-        model = model_of(run, 256)
+        model = make_run_model(run, 256)
         state = layout.abstract(model, run.train)
         tokens = jax.ShapeDtypeStruct((1, 32, 65), jnp.int32, sharding=rows_sharding(layout.mesh))
         with jax.set_mesh(layout.mesh):
-            step = program(layout, model, run.train, run.rates).lower(state, tokens, 1).compile()
+            step = train_program(layout, model, run.train, run.rates).lower(state, tokens, 1).compile()
         found, told = step.memory_analysis(), share(run, model, layout.data, layout.model)
         memory = found.temp_size_in_bytes + found.argument_size_in_bytes
         sent = sum(bytes_sent(line) for line in step.as_text().splitlines())
@@ -118,7 +118,7 @@ def a_long_window_over_devices() -> None:
     """Each device holds its part of a window, but for the keys and values of one layer."""
     model, taken = make_model(ModelConfig(num_layers=2, model_dim=64, num_heads=4), "t5", 40, 16).at_length(4096), {}
     for layout in (Layout(1, 1), Layout(8, 1)):
-        params, tokens = layout.placed(model.abstract()), jax.ShapeDtypeStruct((1, 4097), jnp.int32)
+        params, tokens = layout.place(model.abstract()), jax.ShapeDtypeStruct((1, 4097), jnp.int32)
         with jax.set_mesh(layout.mesh):
             found = evaluation(layout, model, "auto", "highest").lower(params, tokens).compile().memory_analysis()
         taken[layout.data] = found.temp_size_in_bytes
@@ -154,8 +154,8 @@ def training_cut_over_the_batch() -> None:
     batches = np.random.default_rng(0).integers(0, 29, (3, 16, 17), np.int32)
     states, metrics = {}, {}
     for n in (1, 8):
-        states[n] = on_devices(init_state(model, config), n)
-        tokens = over_devices(batches, n, axis=1)
+        states[n] = replicate(init_state(model, config), n)
+        tokens = shard_rows(batches, n, axis=1)
         assert {shard.data.shape for shard in tokens.addressable_shards} == {(3, 16 // n, 17)}
         for _ in range(2):
             states[n], metrics[n] = train_steps(model, config, states[n], tokens, 3, n)
@@ -181,9 +181,9 @@ def evaluation_cut_over_windows_or_queries() -> None:
 if __name__ == "__main__":
     use_every_core()
     assert jax.device_count() == 8, "what the user has set stays"
-    assert [devices_for(rows, 1e15) for rows in (64, 12, 7, 1, 11)] == [8, 6, 7, 1, 1]
-    assert devices_for(64, 1e3) == 1, "there is too little to share"
-    assert devices_for(64, 1e15, copy=1e18) == 1, "memory does not hold two copies"
+    assert [count_devices(rows, 1e15) for rows in (64, 12, 7, 1, 11)] == [8, 6, 7, 1, 1]
+    assert count_devices(64, 1e3) == 1, "there is too little to share"
+    assert count_devices(64, 1e15, copy=1e18) == 1, "memory does not hold two copies"
     if sys.argv[1] == "training":
         training_cut_over_the_batch()
         evaluation_cut_over_windows_or_queries()

@@ -77,7 +77,7 @@ def test_no_more_memory_than_a_control_group_allows(machine, monkeypatch, where,
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not bind processes to cores")
 def test_a_process_runs_on_the_cores_it_was_started_on():
     own, first = os.sched_getaffinity(0), cores.usable_cores()[0]
-    with cores.on_cores([first]):
+    with cores.bind_cores([first]):
         asked = [sys.executable, "-c", "from posx.machine.cores import usable_cores; print(usable_cores())"]
         done = subprocess.run(asked, capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[-2] == f"({first},)"
@@ -91,14 +91,14 @@ def test_let_go_spreads_all_threads_but_adds_no_core():
         "threading.Thread(target=threading.Event().wait, daemon=True).start(); print('ready', flush=True)\n"
         "sys.stdin.readline(); print(len(usable_cores()))"
     )
-    with cores.on_cores(cores.usable_cores()[:1]):
+    with cores.bind_cores(cores.usable_cores()[:1]):
         process = subprocess.Popen(
             [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
     while "ready" not in process.stdout.readline():
         pass
     threads = [int(thread) for thread in os.listdir(f"/proc/{process.pid}/task")]
-    cores.let_go(process.pid, cores.usable_cores())
+    cores.release_process(process.pid, cores.usable_cores())
     assert len(threads) == 2 and all(os.sched_getaffinity(t) == os.sched_getaffinity(0) for t in threads)
     assert process.communicate("\n")[0].split() == ["1"]
-    cores.let_go(process.pid, cores.usable_cores())  # it has ended: nothing happens
+    cores.release_process(process.pid, cores.usable_cores())  # it has ended: nothing happens

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from posx.lab.machine import ceiling
-from posx.machine.cores import on_cores, usable_cores
+from posx.machine.cores import bind_cores, usable_cores
 from tests import tiny
 
 EIGHT = {"JAX_NUM_CPU_DEVICES": "8"}
@@ -61,7 +61,7 @@ def test_more_devices_than_cores_go_on_after_a_long_stop(tmp_path):
     tiny.write_config(tmp_path)
     words = ["train", f"--config={tmp_path / 'tiny.py'}", "--config.train.steps=150", "--config.model.model_dim=64"]
     words += ["--config.train.batch_size=128", "--config.train.length=64", "--config.train.checkpoint_steps=150"]
-    with on_cores(usable_cores()[:1]):
+    with bind_cores(usable_cores()[:1]):
         process = tiny.start(*words, f"--workdir={tmp_path / 'run'}", **EIGHT)
     metrics = tmp_path / "run" / "metrics.jsonl"
     tiny.until(lambda: metrics.exists() and len(tiny.rows(metrics)) > 3, process)

@@ -16,8 +16,8 @@ from ml_collections import ConfigDict
 from posx.errors import ConfigError, near_names
 from posx.lab.argv import SOURCES, Command, Words, presets
 from posx.lab.argv.settings import AXES, override, settings
-from posx.lab.config import SECTIONS, RunConfig, Sections, base_config, sections_of
-from posx.lab.files.lines import parsed
+from posx.lab.config import SECTIONS, RunConfig, Sections, base_config, read_sections
+from posx.lab.files.lines import parse_json
 from posx.notices import say
 
 #: The __name__ of a config file while it is executed.
@@ -49,10 +49,10 @@ class ConfigFile(NamedTuple):
             )
         if not isinstance(config.sweep.get("axes"), Mapping | ConfigDict):
             raise ConfigError(f"{self.name}: sweep.axes must map settings to their values. Write {{}} for no axes.")
-        return sections_of(config)
+        return read_sections(config)
 
 
-def config_of(given: Words) -> Sections | RunConfig:
+def read_config(given: Words) -> Sections | RunConfig:
     """Return the settings that the flags of a command name, with its overrides, or the run that --config_json repeats.
 
     Raises ConfigError.
@@ -158,7 +158,7 @@ def earlier_run(path: str) -> RunConfig:
     if not path:
         raise ConfigError("--config_json='' names no file. Give one, for example --config_json=runs/x/config.json")
     try:
-        run = RunConfig.from_json(parsed(Path(path).read_text(encoding="utf-8")))
+        run = RunConfig.from_json(parse_json(Path(path).read_text(encoding="utf-8")))
     except IsADirectoryError:
         raise ConfigError(f"config file {path} is a folder. Did you mean {Path(path, 'config.json')}?") from None
     except OSError as error:
@@ -173,9 +173,9 @@ def earlier_run(path: str) -> RunConfig:
     return run
 
 
-def settings_of(command: Command, given: Words) -> list[str]:
+def command_settings(command: Command, given: Words) -> list[str]:
     """Return the settings that a command takes: all of its config, or those of some sections of a stored run."""
     if command.takes_config:
-        config = config_of(given)
+        config = read_config(given)
         return ["encoding", *settings(config.as_given() if isinstance(config, RunConfig) else config)]
-    return [name for name in settings(sections_of(base_config())) if name.partition(".")[0] in command.sections]
+    return [name for name in settings(read_sections(base_config())) if name.partition(".")[0] in command.sections]

@@ -14,10 +14,10 @@ from typing import Any
 
 from posx.encodings import CHAIN, encoding_class, spec_text
 from posx.errors import ConfigError, near_names
-from posx.fields import split, typed, typed_fields, unbracketed, unquoted
-from posx.lab.argv import setting_of
-from posx.lab.config import SECTIONS, RunConfig, Sections, SweepConfig, base_config, encoding_fields, sections_of
+from posx.lab.argv import setting_name
+from posx.lab.config import SECTIONS, RunConfig, Sections, SweepConfig, base_config, encoding_fields, read_sections
 from posx.lab.config.sections import LISTS
+from posx.parsing import split, strip_brackets, strip_quotes, to_type, typed_fields
 
 #: The beginning of the settings that are axes of a sweep.
 AXES = "sweep.axes."
@@ -42,12 +42,12 @@ def override(config: Sections, words: Collection[str]) -> Sections:
     values = config.fields()
     values["sweep"]["axes"] = dict(config.sweep.axes)
     _replace(values, words)
-    return sections_of(values) if words else config
+    return read_sections(values) if words else config
 
 
 def _replace(values: dict[str, dict[str, Any]], words: Collection[str]) -> None:
     """Replace settings among `values`, {section: {field: value}}. Raises ConfigError as `override`."""
-    keys = {word: "encoding" if setting_of(word) == "encoding.name" else setting_of(word) for word in words}
+    keys = {word: "encoding" if setting_name(word) == "encoding.name" else setting_name(word) for word in words}
     seen: dict[str, str] = {}
     for word in words:
         name = keys[word].removeprefix("sweep.")
@@ -62,14 +62,14 @@ def _replace(values: dict[str, dict[str, Any]], words: Collection[str]) -> None:
 def _set(values: dict[str, dict[str, Any]], word: str, key: str) -> None:
     known, (section, _, name) = _flat(values), key.partition(".")
     if key == "encoding":
-        values["encoding"] = encoding_fields(unquoted(_text(word, key, held="")))
+        values["encoding"] = encoding_fields(strip_quotes(_text(word, key, held="")))
     elif key.startswith(AXES):
         setting = key.removeprefix(AXES)
         held = "" if setting == "encoding" else known.get(setting, ())
         values["sweep"]["axes"][setting] = _axis(_text(word, key, held=()), held)
     else:
         check_key(key, known, repr(word))
-        text = unquoted(_text(word, key, known[key]))
+        text = strip_quotes(_text(word, key, known[key]))
         cls = encoding_class(values["encoding"]["name"]) if section == "encoding" else _CLASSES[section]
         value = typed_fields(cls, {name: text}, f"config section {section!r}", f"--config.{section}.")
         values[section][name] = value.get(name, "auto")
@@ -96,11 +96,11 @@ def _axis(text: str, held: Any) -> tuple[str, ...]:
     Brackets around all belong to the list. If the setting itself holds several values, they belong to one value
     unless they hold brackets or quotes. (64,128) is one value of eval.lengths, ((64,128),(64,256)) are two.
     """
-    inner, several = unbracketed(text.strip()), isinstance(held, tuple)
+    inner, several = strip_brackets(text.strip()), isinstance(held, tuple)
     nested = several and len(held) > 0 and isinstance(held[0], tuple)
     if several and (nested or not any(item[0] in "([\"'" for item in split(inner))):
         inner = ""
-    return tuple(map(unquoted, split(inner or text)))
+    return tuple(map(strip_quotes, split(inner or text)))
 
 
 def axis_values(config: Sections, setting: str, given: Any, name: str = "") -> tuple[Any, ...]:
@@ -114,7 +114,7 @@ def axis_values(config: Sections, setting: str, given: Any, name: str = "") -> t
         check_key(setting, [key for key in settings(config) if not key.startswith("sweep.")], "sweep.axes")
     if not isinstance(given, list | tuple | range):
         raise ConfigError(f"{name}={given!r}: an axis must be a tuple of values. Write ({given!r},) for one value.")
-    return tuple(given if of_encoding else (typed(value, _TYPES[setting], name) for value in given))
+    return tuple(given if of_encoding else (to_type(value, _TYPES[setting], name) for value in given))
 
 
 def settings(config: Sections) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def check_key(key: str, known: Iterable[str], place: str) -> None:
         raise ConfigError(f"config key {key!r} is unknown in {place}. Nearest: {', '.join(names)}")
 
 
-def set_anew(run: RunConfig, words: Mapping[str, str], sections: Sequence[str]) -> dict[str, dict[str, Any]]:
+def replace_settings(run: RunConfig, words: Mapping[str, str], sections: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return {section: {field: value}} of the `words` that replace settings in `sections` of a stored run.
 
     Raises:
@@ -153,7 +153,7 @@ def set_anew(run: RunConfig, words: Mapping[str, str], sections: Sequence[str]) 
     return {s: {name: value for name, value in values[s].items() if f"{s}.{name}" in words.values()} for s in sections}
 
 
-def printed(config: Sections | RunConfig, sweep: bool = True) -> str:
+def settings_text(config: Sections | RunConfig, sweep: bool = True) -> str:
     """Return every setting as the word that sets it, a line each, first those that are not the default.
 
     `sweep` tells whether the command makes a sweep: others refuse its words. Raises ConfigError for unreadable axes.
@@ -161,7 +161,7 @@ def printed(config: Sections | RunConfig, sweep: bool = True) -> str:
     config = config.as_given() if isinstance(config, RunConfig) else config
     known, axes = settings(config), config.sweep.axes if sweep else {}
     name = known["encoding.name"] if known["encoding.name"] != CHAIN else "nope"
-    defaults = settings(sections_of(base_config(name)))
+    defaults = settings(read_sections(base_config(name)))
     lines: dict[bool, list[str]] = {True: [_word("encoding", config.encoding)], False: []}
     for key, value in known.items():
         of_sweep = key.startswith("sweep.") and (not sweep or LISTS.get(key.removeprefix("sweep.")) in axes)
@@ -180,20 +180,20 @@ def _word(key: str, value: Any) -> str:
     """Return the word that sets a setting or an axis to `value`, for a shell."""
     if isinstance(value, tuple):
         text = ",".join(map(_item, value)) or "()"
-        if len(value) == 1 and (text[0] == "(" or unquoted(text) != text) and not key.startswith(AXES):
+        if len(value) == 1 and (text[0] == "(" or strip_quotes(text) != text) and not key.startswith(AXES):
             text = f"({text},)" if text[0] == "(" else f"{text},"  # its own brackets or quotes would be those of all
     else:
-        text = str(value) if unquoted(str(value)) == str(value) else _quoted(str(value))
+        text = str(value) if strip_quotes(str(value)) == str(value) else _quote(str(value))
     return shlex.quote(f"--config.{key}={text}")
 
 
 def _item(value: Any) -> str:
-    """Return an item of a list as `items_of` reads it."""
+    """Return an item of a list as `split_items` reads it."""
     if isinstance(value, list | tuple):
         return f"({', '.join(map(_item, value))}{',' if len(value) == 1 else ''})"
     text = str(value)
-    return text if split(text) == [text] and unquoted(text) == text else _quoted(text)
+    return text if split(text) == [text] and strip_quotes(text) == text else _quote(text)
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return f"'{text}'" if '"' in text else f'"{text}"'

@@ -15,9 +15,9 @@ from typing import Any
 from posx.errors import ConfigError, WorkdirError
 from posx.lab.argv import Command, Flags
 from posx.lab.files.locks import holder
-from posx.lazy import modules_of
+from posx.lazy import module_getter
 
-__getattr__ = modules_of(__name__)
+__getattr__ = module_getter(__name__)
 
 #: The flags of every command.
 COMMON: Flags = {
@@ -215,14 +215,14 @@ FILES = {
 }
 
 
-def function_of(name: str) -> Callable[..., Callable[[], object] | None]:
+def command_function(name: str) -> Callable[..., Callable[[], object] | None]:
     """Return the function of a command, whose result, if there is one, is called when all its work is done."""
     return getattr(importlib.import_module(f"posx.lab.commands.{FILES.get(name, name)}"), f"run_{name}")
 
 
 def run(name: str, values: dict[str, Any], config: Any) -> None:
     """Run a command, with other processes if its flags or a launcher say so. Raises PosxError."""
-    main = function_of(name)
+    main = command_function(name)
     if "coordinator" not in values or values["dry_run"]:
         if rest := main(values, config):
             rest()

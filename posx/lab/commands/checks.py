@@ -20,13 +20,12 @@ import numpy as np
 from posx import conformance
 from posx.attention import Slots, attend, batch_features, causal, kernel_refusal, refusal
 from posx.attention.blockwise import Tiling, blockwise
-from posx.conformance.by_numpy import by_numpy
+from posx.conformance.by_numpy import run_in_numpy
 from posx.conformance.subject import drawn_params
-from posx.contract import acting
+from posx.contract import acting_hooks
 from posx.contract.shapes import tile_shapes
 from posx.encodings import ENCODINGS, Dims, Encoding, build
 from posx.errors import ConfigError, PosxError
-from posx.fields import items_of
 from posx.lab.config import DataConfig
 from posx.lab.data.store import cache_folder
 from posx.lab.machine.compile_cache import most_bytes
@@ -35,6 +34,7 @@ from posx.machine import platforms
 from posx.machine.cores import usable_cores
 from posx.machine.devices import use_every_core
 from posx.machine.guard import guard, start_devices
+from posx.parsing import split_items
 
 #: A check of the self-test: it returns whether it passed, and details.
 Check = Callable[[], tuple[bool, str]]
@@ -51,13 +51,13 @@ WIDTH = 33
 
 
 def run_doctor(values: dict[str, Any], _: None) -> None:
-    """Print `facts`, `checks` and a last line. Raises PosxError, exit code 1, with the checks that failed."""
+    """Print `machine_facts`, `checks` and a last line. Raises PosxError, exit code 1, with the checks that failed."""
     if values["dry_run"]:
         print("would describe this machine and check sums of products and attention on it")
         return
     use_every_core()
     start_devices()
-    for fact, text in facts():
+    for fact, text in machine_facts():
         print(f"{fact:{WIDTH}}{text}", flush=True)
     count, failed, left = 0, [], []
     for name, outcome in _outcomes(checks()):
@@ -76,7 +76,7 @@ def run_doctor(values: dict[str, Any], _: None) -> None:
     print(f"{said}: {count} of {count + len(left)} checks passed")
 
 
-def _outcomes(found: Iterable[tuple[str, Check]]) -> Iterator[tuple[str, tuple[bool, str] | None]]:
+def _outcomes(named_checks: Iterable[tuple[str, Check]]) -> Iterator[tuple[str, tuple[bool, str] | None]]:
     """Yield (name, result) of checks in their order, each when it has ended; None if it would end after LIMIT.
 
     Every core runs a check. Most of its time goes to XLA's compiler, which does not hold Python's lock.
@@ -96,7 +96,7 @@ def _outcomes(found: Iterable[tuple[str, Check]]) -> Iterator[tuple[str, tuple[b
             longest = max(longest, time.monotonic() - begun)
 
     with ThreadPoolExecutor(len(usable_cores())) as pool:
-        running = [(name, pool.submit(run, check)) for name, check in found]
+        running = [(name, pool.submit(run, check)) for name, check in named_checks]
         try:
             for name, outcome in running:
                 yield name, outcome.result()
@@ -111,7 +111,7 @@ def run_check(values: dict[str, Any], _: None) -> None:
         raise ConfigError("no encoding is named. Name one: posx check alibi, or posx check my_module:MyEncoding")
     sizes = {size: values[size] for size in ("model_dim", "num_heads", "num_kv_heads", "head_dim", "train_len")}
     dims = Dims(num_layers=conformance.DIMS.num_layers, **sizes)
-    only = tuple(items_of(values["only"]))
+    only = tuple(split_items(values["only"]))
     conformance.check_scale(values["params"])
     if values["dry_run"]:
         print(f"would check {build(name, dims)}: {', '.join(conformance.chosen_checks(only))}")
@@ -121,13 +121,13 @@ def run_check(values: dict[str, Any], _: None) -> None:
     start_devices()
     options = {name: values[name] for name in ("bidirectional", "params")}
     report = conformance.check_encoding(name, dims, only=only, log=lambda line: print(line, flush=True), **options)
-    if report.failed:
-        raise PosxError(f"{len(report.failed)} of {len(report.outcomes)} checks failed: {', '.join(report.failed)}")
+    if report.failures:
+        raise PosxError(f"{len(report.failures)} of {len(report.outcomes)} checks failed: {', '.join(report.failures)}")
     passed = sum(outcome.status == "ok" for outcome in report.outcomes)
     print(f"all is well with {name}: {passed} passed, {len(report.outcomes) - passed} had nothing to check")
 
 
-def facts() -> Iterator[tuple[str, str]]:
+def machine_facts() -> Iterator[tuple[str, str]]:
     """Yield (fact, its value on this machine)."""
     versions = ", ".join(f"{name} {version(name)}" for name in (*PACKAGES, "matplotlib"))
     yield "versions", f"python {platform.python_version()}, {versions}"
@@ -147,7 +147,7 @@ def facts() -> Iterator[tuple[str, str]]:
         "self-test",
         (
             "This takes at most a minute. It checks sums that a faulty compiler gets wrong. It also compares "
-            f"attention with dense attention, which NumPy computes one operation at a time. {len(tried())} of the "
+            f"attention with dense attention, which NumPy computes one operation at a time. {len(subjects())} of the "
             f"{len(ENCODINGS)} encodings, which together use every hook of the catalogue, are compared. For the "
             "others, use posx check NAME."
         ),
@@ -158,22 +158,22 @@ def checks() -> Iterator[tuple[str, Check]]:
     """Yield (name, check), the most telling check first.
 
     First come sums after products, then the precision of products. On an NVIDIA GPU both kernels in 16 bits follow. The
-    encodings of `tried` in full float32 are last.
+    encodings of `subjects` in full float32 are last.
     """
     for name, run, wanted in _known_faults():
         yield name, functools.partial(_sum, run, wanted)
     yield "products of float32", _precision
     if platforms.platform() == "cuda":
-        yield "attention, cuDNN in bfloat16", functools.partial(_in_bfloat16, "fused", "rope")
-        yield "attention, kernel in bfloat16", functools.partial(_in_bfloat16, "kernel", "rope", "t5")
-    for name, encoding in tried().items():
+        yield "attention, cuDNN in bfloat16", functools.partial(_compare_bfloat16, "fused", "rope")
+        yield "attention, kernel in bfloat16", functools.partial(_compare_bfloat16, "kernel", "rope", "t5")
+    for name, encoding in subjects().items():
         yield f"attention, {name}", functools.partial(_attention, encoding)
 
 
 def _sum(run: Callable[[], jax.Array], wanted: float) -> tuple[bool, str]:
-    with platforms.products_in("highest"):
-        found = np.asarray(jax.jit(run)())
-    return bool(np.allclose(found, wanted, rtol=1e-3)), f"{found.flat[-1]:.6g}, expected {wanted:.6g}"
+    with platforms.product_precision("highest"):
+        sums = np.asarray(jax.jit(run)())
+    return bool(np.allclose(sums, wanted, rtol=1e-3)), f"{sums.flat[-1]:.6g}, expected {wanted:.6g}"
 
 
 def _precision() -> tuple[bool, str]:
@@ -182,7 +182,7 @@ def _precision() -> tuple[bool, str]:
     x, y = (rng.standard_normal(shape).astype(np.float32) / np.float32(32**0.5) for shape in ((64, 1024), (1024, 64)))
     wanted, errors = x.astype(np.float64) @ y, {}
     for precision in ("highest", "default"):
-        with platforms.products_in(precision):
+        with platforms.product_precision(precision):
             errors[precision] = float(np.abs(np.asarray(jax.jit(jnp.matmul)(x, y)) - wanted).max())
     detail = f"evaluation errs by {errors['highest']:.0e} in sums of order one, training by {errors['default']:.0e}"
     if errors["default"] > 10 * errors["highest"]:
@@ -190,14 +190,14 @@ def _precision() -> tuple[bool, str]:
     return errors["highest"] <= TOLERANCE, detail
 
 
-def _in_bfloat16(executor: str, *names: str) -> tuple[bool, str]:
+def _compare_bfloat16(executor: str, *names: str) -> tuple[bool, str]:
     """Compare a kernel that serves 16 bits, and its gradients, with dense attention in float32."""
     dims, errors = dataclasses.replace(DIMS, head_dim=64), {}  # as models have it
     for name in names:
         encoding = build(name, dims)
-        params, *vectors = _drawn(encoding, dims)
+        params, *vectors = _draw_arrays(encoding, dims)
         rounded = [x.astype(jnp.bfloat16) for x in vectors[:3]]
-        wanted = by_numpy(_gradients(encoding, "dense"), params, *(x.astype(np.float32) for x in rounded))
+        wanted = run_in_numpy(_gradients(encoding, "dense"), params, *(x.astype(np.float32) for x in rounded))
         for part, x in jax.jit(_gradients(encoding, executor))(params, *rounded).items():
             scale = max(1.0, float(np.abs(wanted[part]).max()))
             errors[f"{name} {part}"] = float(np.abs(np.asarray(x, np.float32) - wanted[part]).max()) / scale
@@ -219,7 +219,7 @@ def _gradients(encoding: Encoding, executor: str) -> Callable[..., dict[str, jax
     return run
 
 
-def _drawn(encoding: Encoding, dims: Dims) -> tuple[Any, ...]:
+def _draw_arrays(encoding: Encoding, dims: Dims) -> tuple[Any, ...]:
     """Return random parameters of an encoding, q, k, v [1, t, h or g, d] and x [1, t, m], NumPy arrays in float32."""
     rng, heads = np.random.default_rng(0), (dims.num_heads, dims.kv_heads, dims.kv_heads)
     shapes = [(1, TOKENS, number, dims.head_dim) for number in heads] + [(1, TOKENS, dims.model_dim)]
@@ -233,16 +233,16 @@ def _verdict(errors: dict[str, float], tolerance: float) -> tuple[bool, str]:
     return not wrong, f"{', '.join(wrong or errors)}: differs by at most {largest:.1e}, allowed {tolerance:g}"
 
 
-def tried() -> dict[str, Encoding]:
+def subjects() -> dict[str, Encoding]:
     """Return the encodings of the self-test: each that acts on a hook that none before it does, and plain attention."""
-    found, met = {}, set[str]()
+    encodings, met = {}, set[str]()
     for name in ENCODINGS:
         encoding = build(name, DIMS)
-        hooks = acting(encoding)
+        hooks = acting_hooks(encoding)
         if not met.issuperset(hooks) or not hooks:
-            found[name] = encoding
+            encodings[name] = encoding
         met.update(hooks)
-    return found
+    return encodings
 
 
 def _known_faults() -> list[tuple[str, Callable[[], jax.Array], float]]:
@@ -251,15 +251,15 @@ def _known_faults() -> list[tuple[str, Callable[[], jax.Array], float]]:
     ones, one = jnp.ones((256, 64), jnp.float32), jnp.float32(1)
     rows = jnp.zeros((32_769, 3), jnp.float32).at[:, 0].set(jnp.arange(32_769, dtype=jnp.float32))
 
-    def of_constant_values() -> jax.Array:
+    def sum_constants() -> jax.Array:
         constant = jax.lax.optimization_barrier(one)
         return jnp.sum((weights @ jnp.broadcast_to(constant, (256, 64))) * ones, axis=-1)
 
-    def of_squares() -> jax.Array:  # jax issue 39103
+    def sum_squares() -> jax.Array:  # jax issue 39103
         matrix = jnp.eye(3, dtype=jnp.float32)
         return jax.vmap(lambda row: jnp.sum((matrix @ row) ** 2))(jax.lax.optimization_barrier(rows))[-1]
 
-    return [("sum of a product", of_constant_values, 64.0), ("sum of squares", of_squares, 32_768.0**2)]
+    return [("sum of a product", sum_constants, 64.0), ("sum of squares", sum_squares, 32_768.0**2)]
 
 
 def _attention(encoding: Encoding) -> tuple[bool, str]:
@@ -269,40 +269,40 @@ def _attention(encoding: Encoding) -> tuple[bool, str]:
     of constant values. The result is (whether all agree, the largest difference).
     """
     pos = np.arange(TOKENS, dtype=np.int32)
-    params, q, k, v, x = given = _drawn(encoding, DIMS)
-    executors = executors_for(encoding, params)
+    params, q, k, v, x = given = _draw_arrays(encoding, DIMS)
+    executors = serving_executors(encoding, params)
 
     def whole(executor: Any, params: Any, q: Any, k: Any, v: Any, x: Any) -> jax.Array:
         x = x if encoding.acts_on("features") else None
         return attend(encoding, params, q, k, v, pos, x=x, executor=executor)
 
-    def compiled(one: Any, params: Any, q: Any, k: Any, v: Any, x: Any) -> dict[str, jax.Array]:
-        found = {name: whole(executor, params, q, k, v, x) for name, executor in executors.items()}
+    def run_compiled(one: Any, params: Any, q: Any, k: Any, v: Any, x: Any) -> dict[str, jax.Array]:
+        outputs = {name: whole(executor, params, q, k, v, x) for name, executor in executors.items()}
         features = batch_features(encoding, params, x, pos)[0]
         last = {name: array[:, -1:] for name, array in features.items()}
         slots = Slots(pos[-1:], pos[-1:]), Slots(pos, pos)
-        found["decoding"] = attend(encoding, params, q[:, -1:], k, v, *slots, features=(last, features))
+        outputs["decoding"] = attend(encoding, params, q[:, -1:], k, v, *slots, features=(last, features))
         same = jnp.broadcast_to(one, v.shape)
-        found["constant values"] = whole(TILES, params, q, k, same, x).sum(axis=-1)
-        return found
+        outputs["constant values"] = whole(TILES, params, q, k, same, x).sum(axis=-1)
+        return outputs
 
-    o, same = (by_numpy(functools.partial(whole, "dense"), params, q, k, v, x) for v in (v, np.ones_like(v)))
+    o, same = (run_in_numpy(functools.partial(whole, "dense"), params, q, k, v, x) for v in (v, np.ones_like(v)))
     wanted = {**dict.fromkeys(executors, o), "decoding": o[:, -1:], "constant values": same.sum(axis=-1)}
-    with platforms.products_in("highest"):
-        found = jax.jit(compiled)(np.float32(1), *given)
-    errors = {name: float(np.abs(np.asarray(found[name]) - wanted[name]).max()) for name in found}
+    with platforms.product_precision("highest"):
+        outputs = jax.jit(run_compiled)(np.float32(1), *given)
+    errors = {name: float(np.abs(np.asarray(outputs[name]) - wanted[name]).max()) for name in outputs}
     return _verdict(errors, TOLERANCE)
 
 
-def executors_for(encoding: Encoding, params: Any) -> dict[str, Any]:
+def serving_executors(encoding: Encoding, params: Any) -> dict[str, Any]:
     """Return the executors that serve an encoding here, by name. Without a GPU the kernel would be interpreted."""
-    found: dict[str, Any] = {"dense": "dense", "blockwise": TILES}
+    executors: dict[str, Any] = {"dense": "dense", "blockwise": TILES}
     if not refusal(encoding, params, causal(), in_order=True, segments=False):
-        found["fused"] = "fused"
+        executors["fused"] = "fused"
     tile = tile_shapes(encoding, DIMS)
     if platforms.platform() == "cuda" and not kernel_refusal(encoding, params, causal(), tile=tile):
-        found["kernel"] = "kernel"
-    return found
+        executors["kernel"] = "kernel"
+    return executors
 
 
 def _size(path: Path) -> str:

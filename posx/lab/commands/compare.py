@@ -11,10 +11,16 @@ from typing import Any
 from posx.errors import ConfigError, WorkdirError
 from posx.evaluation.differences import SIGNIFICANCE
 from posx.evaluation.protocols import protocol_class
-from posx.fields import items_of, typed
 from posx.lab.commands import work_folders
-from posx.lab.files.atomic import finite
-from posx.lab.plots.captions import TITLES, before_the_end, left_out, precisions, unless_named, without_results
+from posx.lab.files.atomic import finite_json
+from posx.lab.plots.captions import (
+    TITLES,
+    omission_lines,
+    precisions,
+    shared_settings_line,
+    unfinished_lines,
+    without_results,
+)
 from posx.lab.plots.groups import curves_of_runs
 from posx.lab.plots.verdicts import (
     BY_SEED,
@@ -24,13 +30,14 @@ from posx.lab.plots.verdicts import (
     UNPAIRED,
     Place,
     Verdict,
-    shown_p,
+    p_text,
     verdicts,
 )
 from posx.lab.results.columns import FAILED
-from posx.lab.results.table import PER_POSITION, missing_runs, read_results, runs_of
+from posx.lab.results.table import PER_POSITION, list_runs, missing_runs, read_results
 from posx.machine.guard import start_devices
 from posx.notices import say
+from posx.parsing import split_items, to_type
 
 
 def run_compare(values: dict[str, Any], _: None) -> None:
@@ -42,39 +49,39 @@ def run_compare(values: dict[str, Any], _: None) -> None:
     table = read_results(folders)
     stored = table[(table.left_out == "") & (table.protocol != PER_POSITION)]
     if (stored.status == "diverged").all():
-        raise WorkdirError(f"{_listed(folders)}: no run has results. Measure them with posx evaluate.")
-    curves = curves_of_runs(runs_of(stored))
+        raise WorkdirError(f"{_join(folders)}: no run has results. Measure them with posx evaluate.")
+    curves = curves_of_runs(list_runs(stored))
     names = [curve.label for curve in curves]
     if len(curves) < 2:
         raise ConfigError(
-            f"{_listed(folders)}: all runs with results have the same settings but for the seed ({', '.join(names)}), "
+            f"{_join(folders)}: all runs with results have the same settings but for the seed ({', '.join(names)}), "
             "so there is nothing to compare. Name runs of two settings or more: posx compare RUN RUN"
         )
-    found, reasons = verdicts(stored, curves, _wanted(values))
-    if not found:
+    judged, reasons = verdicts(stored, curves, _place_filter(values))
+    if not judged:
         others, reasons = verdicts(stored, curves)
         if others:
             flags = " ".join(f"--{name}={values[name]}" for name in ("lengths", "protocol") if values[name])
             raise ConfigError(
                 f"{flags}: no two runs were both measured there. Leave the flag out to see what they measured."
             )
-    if all(verdict.ratio is None for verdict in found):
-        why = reasons[0] if reasons else found[0].reason
+    if all(verdict.ratio is None for verdict in judged):
+        why = reasons[0] if reasons else judged[0].reason
         how = "Evaluate all with one command, on one text, at the same lengths."
         if why.endswith(FAILED["diverged"]):
             how = "Train this seed again, or name the runs to compare: posx compare RUN RUN"
-        raise ConfigError(f"{_listed(folders)}: {why}. {how}")
-    for line in (json.dumps(finite(v.facts(names))) for v in found) if values["json"] else _lines(found, names):
+        raise ConfigError(f"{_join(folders)}: {why}. {how}")
+    for line in (json.dumps(finite_json(v.facts(names))) for v in judged) if values["json"] else _lines(judged, names):
         print(line)
     for reason in reasons:
         say(f"not compared: {reason}")
     omitted = table[(table.left_out != "") & table.run.isin(stored.run)]
-    protocols = {verdict.place.protocol for verdict in found}
+    protocols = {verdict.place.protocol for verdict in judged}
     shown, omitted = (rows[rows.protocol.isin(protocols)] for rows in (stored, omitted))
     notes = [
-        *unless_named(curves),
-        *left_out(omitted),
-        *before_the_end(shown[shown.status != "diverged"]),
+        *shared_settings_line(curves),
+        *omission_lines(omitted),
+        *unfinished_lines(shown[shown.status != "diverged"]),
         *precisions(shown),
         *without_results({name: why for folder in folders for name, why in missing_runs(folder).items()}),
     ]
@@ -82,10 +89,10 @@ def run_compare(values: dict[str, Any], _: None) -> None:
         say(f"notice: {line}")
 
 
-def _wanted(values: dict[str, Any]) -> Callable[[Place], bool]:
+def _place_filter(values: dict[str, Any]) -> Callable[[Place], bool]:
     """Return whether a place is of the protocols and lengths that the flags name, all if they name none."""
-    protocols = {protocol_class(name).name for name in items_of(values["protocol"])}
-    lengths = set(typed(values["lengths"], tuple[int, ...], "--lengths"))
+    protocols = {protocol_class(name).name for name in split_items(values["protocol"])}
+    lengths = set(to_type(values["lengths"], tuple[int, ...], "--lengths"))
     return lambda place: (not protocols or place.protocol in protocols) and (not lengths or place.eval_len in lengths)
 
 
@@ -100,24 +107,24 @@ def run_report(values: dict[str, Any], _: None) -> None:
     start_devices()
     from posx.lab import report  # Matplotlib: once the words are known to be right
 
-    runs = report.write(folders, out)
+    runs = report.write_report(folders, out)
     print(f"{out}  {runs} runs, {out.stat().st_size:,} bytes")
 
 
-def _listed(folders: Sequence[Path]) -> str:
+def _join(folders: Sequence[Path]) -> str:
     return ", ".join(folder.name for folder in folders)
 
 
-def _lines(found: Sequence[Verdict], names: Sequence[str]) -> Iterator[str]:
+def _lines(judged: Sequence[Verdict], names: Sequence[str]) -> Iterator[str]:
     """Yield a small table for each pair and protocol, and how to read them."""
-    for _, group in itertools.groupby(found, key=lambda v: (v.pair, v.place[:2], v.pairing, v.num_targets, v.text)):
+    for _, group in itertools.groupby(judged, key=lambda v: (v.pair, v.place[:2], v.pairing, v.num_targets, v.text)):
         yield from _table(list(group), names)
-    yield from _footer(found)
+    yield from _footer(judged)
 
 
-def _footer(found: Sequence[Verdict]) -> Iterator[str]:
+def _footer(judged: Sequence[Verdict]) -> Iterator[str]:
     """Yield how to read the tables."""
-    kinds, family = {verdict.pairing == ONE_SEED for verdict in found}, found[0].family
+    kinds, family = {verdict.pairing == ONE_SEED for verdict in judged}, judged[0].family
     yield "Ratios below 1 favour the first. Each 95 % interval is of one comparison alone."
     if False in kinds:
         yield f"It is for {HOLDS_FOR[BY_SEED]}. Its parts: new seeds on this text, and these runs on other text."
@@ -125,7 +132,7 @@ def _footer(found: Sequence[Verdict]) -> Iterator[str]:
         yield f"{'With one seed it' if False in kinds else 'It'} is for {HOLDS_FOR[ONE_SEED]}: not for the encodings."
     if family:
         yield f"Verdicts follow from p, which Holm's correction makes right for all {family} comparisons together."
-    if lost := sum(v.word == NOT_SEPARATED and v.p is not None and v.p < SIGNIFICANCE for v in found):
+    if lost := sum(v.word == NOT_SEPARATED and v.p is not None and v.p < SIGNIFICANCE for v in judged):
         yield (
             f"{lost} of them would count alone. Name fewer runs, --lengths or --protocol before you look, "
             "or train more seeds."
@@ -162,14 +169,14 @@ def _cells(verdict: Verdict, parts: int) -> list[str]:
     digits = _digits([verdict.ratio, *itertools.chain(*filter(None, ends))])
     return [
         f"{verdict.place.eval_len:,}" if verdict.place.k is None else f"R_{verdict.place.k:g}",
-        "-" if verdict.ratio is None else _shown(verdict.ratio, digits),
-        *("-".join(_shown(end, digits) for end in pair) if pair else "-" for pair in ends),
-        "-" if verdict.adjusted_p is None else shown_p(verdict.adjusted_p),
-        verdict.said,
+        "-" if verdict.ratio is None else _ratio_text(verdict.ratio, digits),
+        *("-".join(_ratio_text(end, digits) for end in pair) if pair else "-" for pair in ends),
+        "-" if verdict.adjusted_p is None else p_text(verdict.adjusted_p),
+        verdict.words,
     ]
 
 
-def _shown(ratio: float, digits: int) -> str:
+def _ratio_text(ratio: float, digits: int) -> str:
     return f"{ratio:.{digits}f}" if ratio >= 0.001 else f"{ratio:.3e}"
 
 

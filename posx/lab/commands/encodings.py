@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from posx.attention import causal, refusal
-from posx.contract import Value, abstract_params, acting, values_in
-from posx.contract.fields import hints_of
+from posx.contract import Value, abstract_params, acting_hooks, walk_values
+from posx.contract.fields import type_hints
 from posx.encodings import ENCODINGS, Chain, Dims, Encoding, build, encoding_name, from_spec, spec_text
 from posx.encodings.frequencies import FrequencyRule, Geometric
 from posx.encodings.grammar import value_text
-from posx.encodings.rates import multipliers_in_rows, rates_of
-from posx.errors import ConfigError, in_one_line
+from posx.encodings.rates import encoding_rates, multipliers_in_rows
+from posx.errors import ConfigError, join_problems
 from posx.lab.commands import COMMANDS, work_folder
 from posx.lab.config.sections import ModelConfig
 from posx.lab.runs.folder import RunFolder, run_folders
@@ -55,8 +55,8 @@ def run_encodings(values: dict[str, Any], _: None) -> None:
         print("\n".join(_catalogue(dims)))
         return
     folder = work_folder(values) if values["workdir"] else None
-    run = _run_in(folder) if folder else None
-    encoding, dims = _trained(values, run) if run else (build(spec, dims), dims)
+    run = _find_run(folder) if folder else None
+    encoding, dims = _trained_encoding(values, run) if run else (build(spec, dims), dims)
     print(_page(spec, encoding, dims))
     if values["dry_run"]:
         return
@@ -80,18 +80,18 @@ def _write_gallery(values: dict[str, Any], dims: Dims) -> None:
         return
     from posx.lab.report import gallery
 
-    print(f"{out}  {gallery.write(dims, out)} encodings, {out.stat().st_size:,} bytes")
+    print(f"{out}  {gallery.write_gallery(dims, out)} encodings, {out.stat().st_size:,} bytes")
 
 
 def _dims(values: dict[str, Any]) -> Dims:
     """Return the sizes of a model. Raises ConfigError for sizes that no model can have."""
     model = ModelConfig(**{size: values[size] for size in _SIZES if size != "train_len"})
     if problems := model.problems():
-        raise ConfigError(in_one_line(problem.replace("model.", "--", 1) for problem in problems))
+        raise ConfigError(join_problems(problem.replace("model.", "--", 1) for problem in problems))
     return model.dims(values["train_len"])
 
 
-def _run_in(folder: Path) -> RunFolder | None:
+def _find_run(folder: Path) -> RunFolder | None:
     """Return the run in `folder`, or None for a folder without runs. Raises ConfigError for one of several runs."""
     runs = run_folders(folder, "config.json") if folder.is_dir() else []
     if runs and runs != [folder]:
@@ -99,7 +99,7 @@ def _run_in(folder: Path) -> RunFolder | None:
     return RunFolder(folder) if runs else None
 
 
-def _trained(values: dict[str, Any], run: RunFolder) -> tuple[Encoding, Dims]:
+def _trained_encoding(values: dict[str, Any], run: RunFolder) -> tuple[Encoding, Dims]:
     """Return the requested encoding as a run resolved it, and the run's sizes. Raises ConfigError."""
     for size in _SIZES:
         if values[size] != COMMANDS["encodings"].flags[size][0]:
@@ -137,24 +137,24 @@ def _catalogue(dims: Dims) -> Iterator[str]:
 def _row(name: str, dims: Dims) -> tuple[str, ...]:
     """Return the cells of an encoding, or one reason if it does not fit the sizes."""
     try:
-        facts = facts_of(build(name, dims), dims)
+        facts = column_texts(build(name, dims), dims)
     except ConfigError as error:
         return (f"not at these sizes: {str(error).removeprefix(f'{name}: ')}",)
     return tuple(facts[column] for column in _COLUMNS)
 
 
-def facts_of(encoding: Encoding, dims: Dims) -> dict[str, str]:
+def column_texts(encoding: Encoding, dims: Dims) -> dict[str, str]:
     """Return the text of each column."""
     arrays = abstract_params(encoding, dims)
     once = sum(math.prod(array.shape) for name, array in arrays.items() if name in encoding.shared)
     each = sum(math.prod(array.shape) for array in arrays.values()) - once
-    rate = multipliers_in_rows((rates_of(encoding, dims),))
+    rate = multipliers_in_rows((encoding_rates(encoding, dims),))
     whole = encoding.tiling != "any"
     fused = not whole and not refusal(encoding, arrays, causal(), in_order=True, segments=False)
-    ruled = any(isinstance(inner, FrequencyRule) and inner != Geometric() for inner in values_in(encoding))
+    ruled = any(isinstance(inner, FrequencyRule) and inner != Geometric() for inner in walk_values(encoding))
     beyond = "as far as its rule for frequencies reaches" if ruled else encoding.about.beyond
     return {
-        "acts on": ", ".join(acting(encoding)) or "nothing",
+        "acts on": ", ".join(acting_hooks(encoding)) or "nothing",
         "learned": " + ".join(text for n, text in ((once, f"{once:,}"), (each, f"{each:,} a layer")) if n) or "nothing",
         "rate": "-" if rate is None else f"{rate:g} x" if isinstance(rate, float) else "by array",
         "shift-invariant": "yes" if encoding.shift_invariant else "no",
@@ -172,17 +172,17 @@ def _page(spec: str, encoding: Encoding, dims: Dims) -> str:
     for n, (part, given) in enumerate(zip(_parts(encoding), _parts(asked), strict=True)):
         heading = [f"{n}. {spec_text(given)}"] if isinstance(encoding, Chain) else []
         lines += ["", *heading, inspect.getdoc(type(part)) or ""]
-        for inner in values_in(part):
+        for inner in walk_values(part):
             if not isinstance(inner, Encoding | Geometric):
                 lines += ["", f"{encoding_name(inner)}: {inspect.getdoc(type(inner)) or ''}"]
-    rates, arrays = dict(rates_of(encoding, dims)), {}
+    rates, arrays = dict(encoding_rates(encoding, dims)), {}
     for name, array in abstract_params(encoding, dims).items():
         scope = "once per model" if name in encoding.shared else "in each layer"
         arrays[name] = f"{list(array.shape)} {scope}, {rates[name].lr_multiplier:g} x the model's learning rate"
     sizes = ", ".join(f"{size.name}={getattr(dims, size.name)}" for size in dataclasses.fields(dims))
     sections = {
-        "": facts_of(encoding, dims),
-        f"fields, for {sizes}": dict(fields_of(encoding, asked)),
+        "": column_texts(encoding, dims),
+        f"fields, for {sizes}": dict(walk_fields(encoding, asked)),
         "arrays": arrays,
     }
     width = max(len(name) for rows in sections.values() for name in rows) + 2
@@ -196,12 +196,12 @@ def _parts(encoding: Encoding) -> tuple[Encoding, ...]:
     return encoding.parts if isinstance(encoding, Chain) else (encoding,)
 
 
-def fields_of(encoding: Encoding, asked: Encoding, prefix: str = "") -> Iterator[tuple[str, str]]:
+def walk_fields(encoding: Encoding, asked: Encoding, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield (path, value) of every field, also of the encodings in fields. `asked` is the unresolved value."""
     if isinstance(encoding, Chain):
         for n, (part, given) in enumerate(zip(encoding.parts, _parts(asked), strict=True)):
-            yield f"{prefix}{n}", _shown(given)
-            yield from fields_of(part, given, f"{prefix}{n}.")
+            yield f"{prefix}{n}", _value_text(given)
+            yield from walk_fields(part, given, f"{prefix}{n}.")
         return
     cls: Any = type(encoding)
     for field in dataclasses.fields(encoding):
@@ -215,13 +215,13 @@ def fields_of(encoding: Encoding, asked: Encoding, prefix: str = "") -> Iterator
         if given is None:
             note = " (set from the sizes)"
         elif field.default is not dataclasses.MISSING and given != field.default:
-            note = f" (default: {'set from the sizes' if field.default is None else _shown(field.default)})"
+            note = f" (default: {'set from the sizes' if field.default is None else _value_text(field.default)})"
         if nested:
-            yield path, f"{_shown(given)}{note}"
-            yield from fields_of(value, given, f"{path}.")
+            yield path, f"{_value_text(given)}{note}"
+            yield from walk_fields(value, given, f"{path}.")
         else:
-            unit = _unit(hints_of(cls).get(field.name))
-            yield path, f"{_shown(value)}{unit and f' {unit}'}{note}"
+            unit = _unit(type_hints(cls).get(field.name))
+            yield path, f"{_value_text(value)}{unit and f' {unit}'}{note}"
 
 
 def _unit(hint: Any) -> str:
@@ -230,7 +230,7 @@ def _unit(hint: Any) -> str:
     return next(filter(None, (*texts, *map(_unit, typing.get_args(hint)))), "")
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """Return the value of a field as it can be typed."""
     if isinstance(value, Value):
         return spec_text(value)

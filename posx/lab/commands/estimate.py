@@ -10,15 +10,15 @@ from posx.errors import PosxError
 from posx.lab.data import Dataset
 from posx.lab.data.store import cache_folder
 from posx.lab.machine.ceiling import machine_ceiling
-from posx.lab.progress import counted, duration, size
+from posx.lab.progress import duration, quantity, size
 from posx.lab.runs import text
 from posx.lab.runs.checks import check_stream
 from posx.lab.runs.cost import COMPILING, EVALUATION_SHARE, STARTING, Pass, pass_cost
-from posx.lab.runs.describe import model_of, slower
+from posx.lab.runs.describe import make_run_model, slower
 from posx.lab.runs.load import stored_step
-from posx.lab.runs.targets import Asked, asked_rows, few_places
+from posx.lab.runs.targets import Asked, asked_rows, few_documents
 from posx.lab.sweeps.engines.local import LocalEngine
-from posx.lab.sweeps.plan import aligned
+from posx.lab.sweeps.plan import align_columns
 from posx.lab.sweeps.schedule import Cost, Schedule
 from posx.lab.sweeps.tasks import Evaluation
 from posx.machine.guard import start_devices
@@ -71,20 +71,20 @@ def estimate(requests: Mapping[str, Request], jobs: int) -> tuple[str, dict[str,
     table, seconds = [[*_HEAD]], list[float]()
     for name, request in requests.items():
         try:
-            found, relative = _rows(request, texts)
+            run_rows, relative = _rows(request, texts)
         except PosxError as error:
             if len(requests) == 1:
                 raise
             failed[name] = str(error)
             continue
         speed = EVALUATION_SHARE * ceiling(cache_folder(request.run.data) / "machine", request.run.model.dtype)
-        table += [[name, *row.cells(relative / speed)] for row in found]
-        seconds.append(_seconds([row.cost for row in found if row.cost], relative, speed, schedule))
-        rows += found
+        table += [[name, *row.cells(relative / speed)] for row in run_rows]
+        seconds.append(_seconds([row.cost for row in run_rows if row.cost], relative, speed, schedule))
+        rows += run_rows
     if not rows:
         return "", failed
     assumed = [_ASSUMED] if any(seconds) else []
-    return "\n".join([*aligned(table), "", _sum(rows, seconds, schedule), *assumed]), failed
+    return "\n".join([*align_columns(table), "", _sum(rows, seconds, schedule), *assumed]), failed
 
 
 def _rows(request: Request, texts: dict[str, Dataset]) -> tuple[list[_Row], float]:
@@ -92,18 +92,18 @@ def _rows(request: Request, texts: dict[str, Dataset]) -> tuple[list[_Row], floa
 
     texts: those that are read already. Raises PosxError.
     """
-    from posx.lab.runs.evaluate import facts_of  # Flax: once the settings are known to be right
+    from posx.lab.runs.evaluate import row_facts  # Flax: once the settings are known to be right
 
     run, config, weights = request.run, request.asked.eval, request.parent or request.folder
     tokenizer = text.saved_tokenizer(weights)
     key = repr((run.text, run.asked.data, request.text, tokenizer.digest))
     if key not in texts:
-        texts[key] = text.text_of(weights, run, request.text)
+        texts[key] = text.run_text(weights, run, request.text)
     dataset = texts[key]
     check_stream(config, run.train.length, dataset)
-    model = model_of(run, tokenizer.vocab_size)
-    facts = facts_of(run, model, dataset, request.folder, stored_step(weights))
-    found, passes, said = list[_Row](), dict[object, str](), list[str]()
+    model = make_run_model(run, tokenizer.vocab_size)
+    facts = row_facts(run, model, dataset, request.folder, stored_step(weights))
+    rows, passes, said = list[_Row](), dict[object, str](), list[str]()
     for one in asked_rows(run, config, model, dataset, request.folder, facts):
         cost, name = None, one.plan.protocol.name
         if one.stored:
@@ -117,11 +117,11 @@ def _rows(request: Request, texts: dict[str, Dataset]) -> tuple[list[_Row], floa
             passes[one.key] = name
             state = "new"
         state = "stored on other targets, measured again" if one.length in one.plan.moved else state
-        if state == "new" and (few := few_places(one, dataset.validation.num_documents)) and few not in said:
+        if state == "new" and (few := few_documents(one, dataset.validation.num_documents)) and few not in said:
             said.append(few)
             say(f"notice: {request.folder.path.name}: {few}")
-        found.append(_Row(one, dataset.validation.num_documents, cost, state))
-    return found, slower(model)
+        rows.append(_Row(one, dataset.validation.num_documents, cost, state))
+    return rows, slower(model)
 
 
 def _seconds(passes: list[Pass], relative: float, speed: float, schedule: Schedule) -> float:
@@ -138,10 +138,10 @@ def _sum(rows: list[_Row], seconds: list[float], schedule: Schedule) -> str:
     costs = [row.cost for row in rows if row.cost]
     stored = sum(row.asked.stored is not None for row in rows)
     if not costs:
-        return f"{counted(len(rows), 'row')}, nothing to compute"
+        return f"{quantity(len(rows), 'row')}, nothing to compute"
     wall = schedule.wall_seconds(sorted(seconds, reverse=True))
     return (
-        f"{counted(len(rows), 'row')}, {stored} of them stored; {sum(one.flops for one in costs):.2g} FLOP, up to "
+        f"{quantity(len(rows), 'row')}, {stored} of them stored; {sum(one.flops for one in costs):.2g} FLOP, up to "
         f"{size(max(one.memory for one in costs))} a process, about {duration(wall)}, {schedule}"
     )
 

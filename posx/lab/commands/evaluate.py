@@ -13,26 +13,26 @@ from pathlib import Path
 from typing import Any
 
 from posx.errors import ConfigError, PartialFailure, WorkdirError
-from posx.fields import items_of, split, typed
-from posx.lab.argv.settings import set_anew
+from posx.lab.argv.settings import replace_settings
 from posx.lab.commands import COMMANDS, work_folder
 from posx.lab.config import RunConfig
-from posx.lab.files.atomic import finite
+from posx.lab.files.atomic import finite_json
 from posx.lab.files.rows import failures
-from posx.lab.progress import by_reason
-from posx.lab.runs.changes import differences, under
-from posx.lab.runs.checks import checked, say_unused
-from posx.lab.runs.cost import speed_of
-from posx.lab.runs.folder import RunFolder, name_of, runs_in, typed_path
-from posx.lab.runs.load import unpacked
+from posx.lab.progress import group_by_reason
+from posx.lab.runs.changes import change_run, run_differences
+from posx.lab.runs.checks import check_run, say_unused
+from posx.lab.runs.cost import evaluation_speed
+from posx.lab.runs.folder import RunFolder, find_runs, run_name, typed_path
+from posx.lab.runs.load import unpack
 from posx.lab.runs.requests import Request, evaluate_request
 from posx.lab.sweeps.engines.local import LocalEngine
 from posx.lab.sweeps.schedule import CORE_SPEED
 from posx.lab.sweeps.tasks import Evaluation
 from posx.machine.cores import usable_cores
-from posx.machine.devices import mesh_of, use_every_core
-from posx.machine.guard import on_cpus, start_devices
+from posx.machine.devices import parse_mesh, use_every_core
+from posx.machine.guard import start_devices, uses_cpus
 from posx.notices import say
+from posx.parsing import split, split_items, to_type
 
 #: How to keep a change off the layers that it does not need.
 WINDOWS = " (--layers=full leaves these out)"
@@ -43,34 +43,34 @@ Measured = Mapping[RunFolder, Sequence[dict[str, Any]]]
 
 def run_evaluate(values: dict[str, Any], _: None) -> Callable[[], None]:
     """Evaluate runs; return the function that shows their rows."""
-    use_every_core(math.prod(mesh_of(values["mesh"])) if values["mesh"] else 1)
-    workdir = unpacked(work_folder(values))
+    use_every_core(math.prod(parse_mesh(values["mesh"])) if values["mesh"] else 1)
+    workdir = unpack(work_folder(values))
     requests, failed = _requests(values, workdir)
     if (values["encoding"] or values["masks"]) and RunFolder(workdir).config_file.exists():
         workdir = workdir.parent  # the folder of the runs under other encodings
-    for line in by_reason(failed.items()):
+    for line in group_by_reason(failed.items()):
         say(line)
     stride = {} if values["stride"] is None else {f"--stride={values['stride']}": "eval.stride"}
     say_unused((request.asked for request in requests), values["overrides"] | stride)
     for request in requests:
         if request.parent:
             name = request.folder.path.name
-            for line in differences(request.run, request.parent.read_config(), WINDOWS):
+            for line in run_differences(request.run, request.parent.read_config(), WINDOWS):
                 say(f"{name}: {line}")
         if request.parent and not values["dry_run"]:
             request.folder.take_weights(request.parent, request.run)
     measured: Measured = {}
     if values["dry_run"]:
         for request in requests:
-            name, config = name_of(request.folder.path, workdir), request.asked.eval
+            name, config = run_name(request.folder.path, workdir), request.asked.eval
             print(f"{name}: {', '.join(config.protocols)} at {config.lengths}")
-        failed |= _estimated(values, {name_of(one.folder.path, workdir): one for one in requests})
+        failed |= _print_estimate(values, {run_name(one.folder.path, workdir): one for one in requests})
     elif len(requests) + len(failed) == 1:
         place = str(work_folder(values))
         measured = {request.folder: evaluate_request(request, values["mesh"], place) for request in requests}
     else:
-        measured, reasons = _side_by_side(values, requests)
-        failed |= {name_of(folder.path, workdir): why for folder, why in reasons.items() if not measured[folder]}
+        measured, reasons = _evaluate_processes(values, requests)
+        failed |= {run_name(folder.path, workdir): why for folder, why in reasons.items() if not measured[folder]}
     return functools.partial(_show, values, workdir, measured, failed)
 
 
@@ -79,18 +79,18 @@ def _requests(values: dict[str, Any], workdir: Path) -> tuple[list[Request], dic
 
     Raises ConfigError for wrong settings, so that nothing starts.
     """
-    folders = runs_in(workdir)
+    folders = find_runs(workdir)
     requests: dict[Path, Request] = {}
     failed: dict[str, str] = {}
     errors = []
     for folder in folders:
         try:
-            found = list(_under(values, folder))
+            variants = list(_run_variants(values, folder))
         except (ConfigError, WorkdirError) as error:
             errors.append(error)
-            failed[name_of(folder.path, workdir)] = str(error)
+            failed[run_name(folder.path, workdir)] = str(error)
         else:
-            requests |= {one[0].path: _request(values, *one) for one in found}
+            requests |= {one[0].path: _request(values, *one) for one in variants}
     if errors and not requests:
         raise errors[0]
     if not requests:
@@ -104,11 +104,11 @@ def _requests(values: dict[str, Any], workdir: Path) -> tuple[list[Request], dic
     return list(requests.values()), failed
 
 
-def _under(values: dict[str, Any], folder: RunFolder) -> Iterator[tuple[RunFolder, RunConfig, RunFolder | None]]:
+def _run_variants(values: dict[str, Any], folder: RunFolder) -> Iterator[tuple[RunFolder, RunConfig, RunFolder | None]]:
     """Yield a run, or those with its weights under the encodings and masks that the flags name, and their parent."""
     texts, masks = split(values["encoding"]), tuple(split(values["masks"]))
-    for flag, found in (("encoding", texts), ("masks", masks)):
-        if values[flag] and not found:
+    for flag, choices in (("encoding", texts), ("masks", masks)):
+        if values[flag] and not choices:
             raise ConfigError(f"--{flag}={values[flag]} names nothing. Give one, as --{flag}=...")
     if values["layers"] and not (texts or masks):
         raise ConfigError(f"--layers={values['layers']} changes nothing alone. Give --encoding or --masks too.")
@@ -119,7 +119,7 @@ def _under(values: dict[str, Any], folder: RunFolder) -> Iterator[tuple[RunFolde
     elif not folder.is_borrowed:
         own, children = folder.read_config(), {child.hash: child for child in folder.children() if child.hash}
         for text in texts or [""]:
-            run = under(own, text, masks, values["layers"])
+            run = change_run(own, text, masks, values["layers"])
             if run is own:
                 asked = " and ".join([*([text] if text else []), *masks])
                 say(f"notice: {folder.path.name}: {asked} changes nothing, so its rows are those of the run itself")
@@ -135,24 +135,24 @@ def _under(values: dict[str, Any], folder: RunFolder) -> Iterator[tuple[RunFolde
 
 
 def _request(values: dict[str, Any], folder: RunFolder, run: RunConfig, parent: RunFolder | None) -> Request:
-    settings = set_anew(run, values["overrides"], COMMANDS["evaluate"].sections)
+    settings = replace_settings(run, values["overrides"], COMMANDS["evaluate"].sections)
     for name in {"tokenizer", "vocab_size"} & set(settings["data"]):
         raise ConfigError(
             f"--config.data.{name}: a run keeps the tokenizer that it was trained with. Leave this setting out."
         )
-    lengths, targets = typed(values["lengths"], tuple[int, ...], "--lengths"), values["num_targets"]
+    lengths, targets = to_type(values["lengths"], tuple[int, ...], "--lengths"), values["num_targets"]
     flags = {
         "lengths": lengths, "sliding_lengths": lengths, "num_targets": targets, "sliding_targets": targets,
-        "protocols": tuple(items_of(values["protocol"])), "stride": values["stride"], "executor": values["executor"],
+        "protocols": tuple(split_items(values["protocol"])), "stride": values["stride"], "executor": values["executor"],
     }  # fmt: skip
     given = {name: value for name, value in flags.items() if value not in (None, "", ())}
     config = dataclasses.replace(run.eval, **settings["eval"] | given)
     asked = dataclasses.replace(run, eval=config, data=dataclasses.replace(run.data, **settings["data"]))
-    checked(asked)
+    check_run(asked)
     return Request(folder, run, asked, settings["data"], parent)
 
 
-def _estimated(values: dict[str, Any], requests: Mapping[str, Request]) -> dict[str, str]:
+def _print_estimate(values: dict[str, Any], requests: Mapping[str, Request]) -> dict[str, str]:
     """Print the rows that are asked of runs with their cost. Return {name: reason} of the runs that fail."""
     from posx.lab.commands.estimate import estimate
 
@@ -163,13 +163,13 @@ def _estimated(values: dict[str, Any], requests: Mapping[str, Request]) -> dict[
 
 def _core_speed(run: RunConfig) -> float:
     """Return the expected FLOP/s of evaluation on one core. An accelerator is left to the processes that evaluate."""
-    if not on_cpus():
+    if not uses_cpus():
         return CORE_SPEED
     start_devices()
-    return speed_of(run) / len(usable_cores())
+    return evaluation_speed(run) / len(usable_cores())
 
 
-def _side_by_side(values: dict[str, Any], requests: Sequence[Request]) -> tuple[Measured, dict[RunFolder, str]]:
+def _evaluate_processes(values: dict[str, Any], requests: Sequence[Request]) -> tuple[Measured, dict[RunFolder, str]]:
     """Return the rows of each run, measured in its own process, and {folder: reason} of the runs that failed."""
     with tempfile.TemporaryDirectory() as outputs:
         tasks = [
@@ -193,15 +193,15 @@ def _show(values: dict[str, Any], workdir: Path, measured: Measured, failed: Map
     Raises PartialFailure if some runs or lengths failed.
     """
     from posx.lab import plots  # Matplotlib: once the settings are known to be right
-    from posx.lab.results.table import table_of
+    from posx.lab.results.table import build_results
 
-    rows = [row for found in measured.values() for row in found]
+    rows = [row for run_rows in measured.values() for row in run_rows]
     if values["json"]:
         for row in rows:
-            print(json.dumps(finite(row)))
+            print(json.dumps(finite_json(row)))
     elif rows:
-        stored = {name_of(folder.path, workdir): own for folder, own in measured.items()}
-        if made := plots.table(table_of(stored, typed_path(workdir))):
+        stored = {run_name(folder.path, workdir): own for folder, own in measured.items()}
+        if made := plots.table(build_results(stored, typed_path(workdir))):
             print(made)
         sys.stdout.flush()  # before the figures, which take longer
         if work_folder(values).is_file():
@@ -220,5 +220,5 @@ def _show(values: dict[str, Any], workdir: Path, measured: Measured, failed: Map
                 "notice: the printed table has only the rows of this command. All stored rows on the same targets "
                 f"are in {' and '.join(others)}"
             )
-    if problems := [*by_reason(failed.items()), *failures(rows)]:
+    if problems := [*group_by_reason(failed.items()), *failures(rows)]:
         raise PartialFailure(f"{'; '.join(problems)} (docs/guides/troubleshooting.md)")

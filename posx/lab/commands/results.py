@@ -17,8 +17,8 @@ from posx.lab.data import Tokenizer
 from posx.lab.data.store import cache_folder
 from posx.lab.generate import Sampling, generate
 from posx.lab.machine.compile_cache import use_compile_cache
-from posx.lab.runs.folder import RunFolder, run_folders, run_in
-from posx.lab.runs.load import SUFFIX, export, load_model, unpacked
+from posx.lab.runs.folder import RunFolder, find_run, run_folders
+from posx.lab.runs.load import SUFFIX, export, load_model, unpack
 from posx.machine.guard import start_devices
 
 #: The sign in a decoded text for bytes that are no character, or not yet.
@@ -54,7 +54,7 @@ def run_table(values: dict[str, Any], _: None) -> None:
         return
     from posx.lab import plots  # Matplotlib: once the settings are known to be right
 
-    print(plots.table_as(folder, values["format"]), end="")
+    print(plots.format_table(folder, values["format"]), end="")
 
 
 def run_export(values: dict[str, Any], _: None) -> None:
@@ -64,7 +64,7 @@ def run_export(values: dict[str, Any], _: None) -> None:
     target = Path(values["to"]).expanduser()
     if target.suffix not in (SUFFIX, ""):
         raise ConfigError(f"--to={values['to']}: the file's name must end with {SUFFIX}. A folder's has no end.")
-    folder = run_in(work_folder(values))
+    folder = find_run(work_folder(values))
     if values["dry_run"]:
         print(f"would write {folder.path.name} to {target}")
         return
@@ -83,13 +83,13 @@ def run_import(values: dict[str, Any], _: None) -> None:
         if not values[flag]:
             raise ConfigError(f"--{flag} is missing. Give the model and the run: --from FOLDER --to runs/NAME")
     start_devices()
-    from posx.lab.runs.exchange import import_model, run_of  # Flax, Orbax: once the flags are known to be right
-    from posx.lab.runs.foreign import read
+    from posx.lab.runs.exchange import import_model, read_run  # Flax, Orbax: once the flags are known to be right
+    from posx.lab.runs.foreign import read_model
 
     path, target = Path(values["from"]).expanduser().resolve(), Path(values["to"]).expanduser().resolve()
-    source, folder = read(path), RunFolder(target)
+    source, folder = read_model(path), RunFolder(target)
     if values["dry_run"]:
-        run = run_of(source, path.name, folder)
+        run = read_run(source, path.name, folder)
         print(f"would make {target} of {path.name}: {run.model}, {run.encoding}")
         return
     run = import_model(source, path.name, folder)
@@ -103,7 +103,7 @@ def run_import(values: dict[str, Any], _: None) -> None:
 def run_generate(values: dict[str, Any], _: None) -> None:
     """Print the prompt and its continuation. Raises ConfigError for wrong flags."""
     sampling = Sampling(values["temperature"], values["top_k"])
-    folder = run_in(unpacked(work_folder(values)))
+    folder = find_run(unpack(work_folder(values)))
     if values["num_tokens"] < 1:
         raise ConfigError(f"--num_tokens={values['num_tokens']} must be at least 1.")
     if not 0 <= values["seed"] < 2**32:
@@ -122,12 +122,12 @@ def run_generate(values: dict[str, Any], _: None) -> None:
         raise ConfigError(f"{error} The token before the prompt counts as one of its tokens.") from None
     print(values["prompt"], end="", flush=True)
     new = (int(step[0]) for step in itertools.chain([first], steps))
-    for piece in pieces(tokenizer, prompt, itertools.takewhile(lambda one: one not in tokenizer.ends, new)):
+    for piece in text_pieces(tokenizer, prompt, itertools.takewhile(lambda one: one not in tokenizer.ends, new)):
         print(piece, end="", flush=True)
     print()
 
 
-def pieces(tokenizer: Tokenizer, prompt: Iterable[int], new: Iterable[int]) -> Iterator[str]:
+def text_pieces(tokenizer: Tokenizer, prompt: Iterable[int], new: Iterable[int]) -> Iterator[str]:
     """Yield the text that `new` ids add to the text of `prompt`, in pieces that later ids do not change.
 
     The ids are decoded together: a decoder may join, strip or replace at the border of two tokens.

@@ -13,11 +13,11 @@ from posx.lab.argv.settings import settings
 from posx.lab.commands import work_folder
 from posx.lab.config import RunConfig, Sections
 from posx.lab.files.copies import CopyTarget
-from posx.lab.progress import by_reason
+from posx.lab.progress import group_by_reason
 from posx.lab.runs.checks import check_work_folder, check_writable, say_unused
 from posx.lab.runs.folder import RunFolder
 from posx.lab.sweeps import engines
-from posx.lab.sweeps.axes import points_of, run_at, text_of
+from posx.lab.sweeps.axes import point_run, setting_text, sweep_points
 from posx.lab.sweeps.plan import plan, preview, status
 from posx.lab.sweeps.tasks import Job
 from posx.notices import say
@@ -26,7 +26,7 @@ from posx.notices import say
 def run_sweep(values: dict[str, Any], config: Sections | RunConfig) -> None:
     """Plan the runs, run those that are missing, and draw the figures."""
     config = config.as_given() if isinstance(config, RunConfig) else config
-    engines.check(values)
+    engines.check_flags(values)
     only_told = values["dry_run"] or values["status"]
     workdir = work_folder(values, needed=not values["dry_run"])
     if values["workdir"]:
@@ -42,27 +42,27 @@ def run_sweep(values: dict[str, Any], config: Sections | RunConfig) -> None:
     jobs = plan(config, workdir, read=not only_told)
     names = {word: name.removeprefix("sweep.axes.") for word, name in values["overrides"].items()}
     say_unused((job.run for job in jobs), names)
-    for word in _unused(values, config, jobs):
+    for word in _unused_words(values, config, jobs):
         say(f"notice: {word} is not used: the sweep sets {values['overrides'][word]} itself, see config.sweep")
     if only_told:
         print(status(jobs, workdir) if values["status"] else preview(jobs, values))
         return
-    engine = engines.engine_of(values, jobs)
+    engine = engines.make_engine(values, jobs)
     keep = CopyTarget(values["copy_to"]).keep if values["copy_to"] else lambda folder: None
-    todo = [job for job in jobs if not job.finished()]
+    todo = [job for job in jobs if not job.is_finished()]
     _say_damage(workdir, todo)
-    with RunFolder(workdir).held():
-        failed = _copied(keep, [job for job in jobs if job not in todo])
+    with RunFolder(workdir).hold():
+        failed = _copy_ended(keep, [job for job in jobs if job not in todo])
         if len(todo) < len(jobs):
             say(f"{len(jobs) - len(todo)} of {len(jobs)} runs are finished already")
         if todo:
-            found = engine.run(todo, "sweep", ended=lambda job: keep(job.folder.path))
-            failed |= {folder.path.name: why for folder, why in found.items()}
-        if failed or any(job.folder.finished(job.run) for job in jobs):
+            reasons = engine.run(todo, "sweep", ended=lambda job: keep(job.folder.path))
+            failed |= {folder.path.name: why for folder, why in reasons.items()}
+        if failed or any(job.folder.is_finished(job.run) for job in jobs):
             _draw(workdir, bool(failed))
     if failed:
         raise PartialFailure(
-            f"{len(failed)} of {len(jobs)} runs failed ({'; '.join(by_reason(failed.items()))}). Fix the cause "
+            f"{len(failed)} of {len(jobs)} runs failed ({'; '.join(group_by_reason(failed.items()))}). Fix the cause "
             "and run the same command again: it keeps the finished runs. See docs/guides/troubleshooting.md."
         )
 
@@ -101,7 +101,7 @@ def _draw(workdir: Path, failed: bool) -> None:
             print(path)
 
 
-def _copied(keep: Callable[[Path], None], jobs: Sequence[Job]) -> dict[str, str]:
+def _copy_ended(keep: Callable[[Path], None], jobs: Sequence[Job]) -> dict[str, str]:
     """Copy runs that ended before; return {name: reason} of the failures."""
     failed = {}
     for job in jobs:
@@ -112,21 +112,23 @@ def _copied(keep: Callable[[Path], None], jobs: Sequence[Job]) -> dict[str, str]
     return failed
 
 
-def _unused(values: dict[str, Any], config: Sections, jobs: Sequence[Job]) -> list[str]:
+def _unused_words(values: dict[str, Any], config: Sections, jobs: Sequence[Job]) -> list[str]:
     """Return the words of the command that set a varying setting to a value that no run has."""
     given = settings(config) | {"encoding": config.encoding}
-    used = {name: {text_of(name, job.point[name]) for job in jobs} for name in jobs[0].point}
+    used = {name: {setting_text(name, job.point[name]) for job in jobs} for name in jobs[0].point}
     names = {  # a field belongs to the encoding that the config has chosen
         word: "encoding" if name.startswith("encoding.") and name not in used else name
         for word, name in values["overrides"].items()
     }
-    return [word for word, name in names.items() if name in used and text_of(name, given.get(name)) not in used[name]]
+    return [
+        word for word, name in names.items() if name in used and setting_text(name, given.get(name)) not in used[name]
+    ]
 
 
 def _is_idle(values: dict[str, Any], config: Sections) -> bool:
     """Return whether the argument of the config file changes no run of the sweep, and is not the encoding of all."""
     with contextlib.suppress(ConfigError), contextlib.redirect_stderr(io.StringIO()):  # some files need an argument
         default = values["without_argument"]()
-        runs, others = ([run_at(one, point) for point in points_of(one)] for one in (config, default))
+        runs, others = ([point_run(one, point) for point in sweep_points(one)] for one in (config, default))
         return runs == others and any(run.encoding != config.encoding for run in runs)
     return False

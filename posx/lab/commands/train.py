@@ -8,18 +8,18 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from posx.contract import values_in
+from posx.contract import walk_values
 from posx.errors import ConfigError, WorkdirError
 from posx.lab.commands import work_folder
 from posx.lab.config import RunConfig, Sections, run_config
 from posx.lab.config.sections import LISTS
-from posx.lab.files.rows import result_of
+from posx.lab.files.rows import result_text
 from posx.lab.runs import environment
-from posx.lab.runs.changes import differences
-from posx.lab.runs.checks import check_work_folder, checked, say_unused
+from posx.lab.runs.changes import run_differences
+from posx.lab.runs.checks import check_run, check_work_folder, say_unused
 from posx.lab.runs.describe import describe
-from posx.lab.runs.folder import RunFolder, run_in
-from posx.machine.devices import mesh_of, use_every_core
+from posx.lab.runs.folder import RunFolder, find_run
+from posx.machine.devices import parse_mesh, use_every_core
 from posx.machine.guard import start_devices
 from posx.notices import say
 
@@ -29,7 +29,7 @@ def run_train(values: dict[str, Any], config: Sections | RunConfig) -> None:
     folder = RunFolder(work_folder(values, needed=False))
     use_every_core(_least_devices(values, folder))
     start_devices()
-    run = _asked(values, config)
+    run = _resolve_run(values, config)
     if values["dry_run"]:
         if values["workdir"]:
             folder.check_resumes(run)  # as the command itself does
@@ -42,7 +42,7 @@ def run_train(values: dict[str, Any], config: Sections | RunConfig) -> None:
     say(_summary(run, rows, values["workdir"]))
 
 
-def _asked(values: dict[str, Any], config: Sections | RunConfig) -> RunConfig:
+def _resolve_run(values: dict[str, Any], config: Sections | RunConfig) -> RunConfig:
     """Return the resolved settings of the run. Raises ConfigError for settings of a sweep and for wrong settings."""
     for word, name in values["overrides"].items():
         if name.startswith("sweep."):
@@ -60,9 +60,9 @@ def _asked(values: dict[str, Any], config: Sections | RunConfig) -> RunConfig:
             )
         held = parent.read_config()
         run = dataclasses.replace(run, parent=held.as_parent() | {"step": str(step)})
-        for line in differences(run, held):
+        for line in run_differences(run, held):
             say(f"notice: --from={values['from']}: {line}")
-        lengths = {getattr(value, "original_len", 0) for encoding in run.layers for value in values_in(encoding)}
+        lengths = {getattr(value, "original_len", 0) for encoding in run.layers for value in walk_values(encoding)}
         if longer := sorted(length for length in lengths if length > held.train.length):
             say(
                 f"notice: original_len is {longer[0]} tokens. --from was trained at {held.train.length}: for that, "
@@ -73,28 +73,30 @@ def _asked(values: dict[str, Any], config: Sections | RunConfig) -> RunConfig:
             f"--config_json: that run has or starts from the weights of the run {run.parent['hash']} "
             f"({run.parent['encoding']}). Name that run with --from."
         )
-    run = checked(run)
+    run = check_run(run)
     say_unused([run], values["overrides"])
     return run
 
 
 def _parent(values: dict[str, Any]) -> RunFolder | None:
     """Return the run that `--from` names."""
-    return run_in(Path(values["from"]).expanduser().resolve()) if values["from"] else None
+    return find_run(Path(values["from"]).expanduser().resolve()) if values["from"] else None
 
 
 def _least_devices(values: dict[str, Any], folder: RunFolder) -> int:
     """Return the least number of CPU devices: those that the run was started on, or those of its mesh."""
     if values["mesh"] and not values["dry_run"]:
-        return math.prod(mesh_of(values["mesh"]))
-    return environment.devices_of(folder) or 1
+        return math.prod(parse_mesh(values["mesh"]))
+    return environment.started_devices(folder) or 1
 
 
 def _summary(run: RunConfig, rows: list[dict[str, Any]], workdir: str) -> str:
     """Return two lines: the results of the first protocol, and the next commands."""
-    found = {row["eval_len"]: row for row in rows if row["protocol"] == rows[0]["protocol"]} if rows else {}
-    lengths = sorted({min(found, key=lambda length: abs(length - run.train.length)), max(found)}) if found else []
-    results = [f"{result_of(found[length])} at {length} tokens" for length in lengths]
+    by_length = {row["eval_len"]: row for row in rows if row["protocol"] == rows[0]["protocol"]} if rows else {}
+    lengths = (
+        sorted({min(by_length, key=lambda length: abs(length - run.train.length)), max(by_length)}) if by_length else []
+    )
+    results = [f"{result_text(by_length[length])} at {length} tokens" for length in lengths]
     where = shlex.quote(workdir)
     return (
         f"done: {', '.join([f'{workdir} at step {run.train.steps}', *results])}\n"

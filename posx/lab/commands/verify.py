@@ -46,9 +46,9 @@ def run_verify(values: dict[str, Any], _: None) -> None:
 
 
 def _runs(place: Path) -> list[RunFolder]:
-    found = {path for name in PARTS for path in run_folders(place, name)}
-    found |= {path.parent for level in LEVELS for path in place.glob(level.format("checkpoints")) if path.is_dir()}
-    return [RunFolder(path) for path in sorted(found)]
+    folders = {path for name in PARTS for path in run_folders(place, name)}
+    folders |= {path.parent for level in LEVELS for path in place.glob(level.format("checkpoints")) if path.is_dir()}
+    return [RunFolder(path) for path in sorted(folders)]
 
 
 def _parents(run: RunFolder) -> list[RunFolder]:
@@ -63,31 +63,31 @@ def _exports(place: Path) -> list[Path]:
     """Return exported models: the file that is named, whatever it is, or those in a folder that posx wrote."""
     if place.is_file():
         return [place]
-    found = sorted({path for level in LEVELS for path in place.glob(level.format(f"*{SUFFIX}"))})
-    return [path for path in found if is_export(path)]
+    files = sorted({path for level in LEVELS for path in place.glob(level.format(f"*{SUFFIX}"))})
+    return [path for path in files if is_export(path)]
 
 
 def _all(places: Sequence[Path], runs: Sequence[RunFolder], exports: Sequence[Path]) -> Iterator[Damage]:
-    found = [damage for run in runs for damage in damages(run, thorough=True)]
-    yield from found
+    damaged = [damage for run in runs for damage in damages(run, thorough=True)]
+    yield from damaged
     for path in exports:
         try:
             check_export(path)
         except WorkdirError as error:
             yield Damage(path, str(error).removeprefix(f"{path} ").partition(". ")[0], "Export the run again")
-    for place in [] if found else dict.fromkeys(place for place in places if not place.is_file()):
+    for place in [] if damaged else dict.fromkeys(place for place in places if not place.is_file()):
         yield from _tables(place)
 
 
 def _tables(place: Path) -> Iterator[Damage]:
     """Yield the tables that are not those of the stored rows."""
-    found = sorted({path for level in LEVELS for path in place.glob(level.format("table.md"))})
-    if not found:
+    files = sorted({path for level in LEVELS for path in place.glob(level.format("table.md"))})
+    if not files:
         return
     from posx.lab import plots  # Matplotlib: only if there is a table
     from posx.lab.results.table import missing_runs, read_results
 
-    for path in filter(plots.is_table, found):
+    for path in filter(plots.is_table, files):
         wanted = f"{plots.table(read_results(path.parent), missing_runs(path.parent))}\n"
         if path.read_text(encoding="utf-8", errors="replace") != wanted:
             again = f"Write it again: posx plot --workdir {path.parent}"
@@ -96,7 +96,7 @@ def _tables(place: Path) -> Iterator[Damage]:
 
 def _summary(runs: Sequence[RunFolder], exports: int) -> str:
     """Return the line of folders without damage."""
-    measured = sum(len(rows.read(run.eval_file)) for run in runs)
+    measured = sum(len(rows.read_row_file(run.eval_file)) for run in runs)
     saved = sum(len(manifests.steps(run.checkpoints)) for run in runs)
     parts = [_number(len(runs), "run"), _number(measured, "row"), _number(saved, "checkpoint")]
     parts += [_number(exports, "exported model")] if exports else []

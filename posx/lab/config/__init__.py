@@ -9,14 +9,14 @@ Nothing here knows the use of a setting: this room imports encodings and masks, 
 """
 
 from posx.lab.config.data import DataConfig
-from posx.lab.config.given import Sections, base_config, encoding_fields, sections_of
+from posx.lab.config.given import Sections, base_config, encoding_fields, read_sections
 from posx.lab.config.run import RunConfig, run_config
 from posx.lab.config.sections import SECTIONS, EvalConfig, ModelConfig, SweepConfig, TrainConfig
-from posx.lazy import modules_of
+from posx.lazy import module_getter
 
 __all__ = [
     "SECTIONS", "DataConfig", "EvalConfig", "ModelConfig", "RunConfig", "Sections", "SweepConfig", "TrainConfig",
-    "base_config", "encoding_fields", "run_config", "sections_of",
+    "base_config", "encoding_fields", "read_sections", "run_config",
 ]  # fmt: skip
 
-__getattr__ = modules_of(__name__)
+__getattr__ = module_getter(__name__)

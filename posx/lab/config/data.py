@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from posx.contract.fields import above, at_least, at_most, below, problems_of
-from posx.errors import ConfigError, in_one_line
+from posx.contract.fields import above, at_least, at_most, below, field_problems
+from posx.errors import ConfigError, join_problems
 
 #: Settings that may name a file or folder.
 PLACES = ("source", "validation", "tokenizer", "cache_dir")
@@ -57,41 +57,43 @@ class DataConfig:
 
     def problems(self) -> list[str]:
         """Return the problems of these fields, one line each."""
-        found = [f"data.{problem}" for problem in problems_of(self)]
+        problems = [f"data.{problem}" for problem in field_problems(self)]
         if not self.source:
-            found.append("data.source is empty. Use 'stdlib', a file or folder, or a hub name.")
+            problems.append("data.source is empty. Use 'stdlib', a file or folder, or a hub name.")
         if self.tokenizer == "bpe" and self.num_ids < 257:
-            found.append(
+            problems.append(
                 f"data.vocab_size={self.vocab_size}: a BPE needs 257 or more, which are 256 bytes and eos. Raise it."
             )
         if self.tokenizer == "ids" and not self.vocab_size:
-            found.append(
+            problems.append(
                 "data.tokenizer=ids needs the number of ids. Name it, for example --config.data.vocab_size=50257"
             )
         if not self.tokenizer:
-            found.append("data.tokenizer is empty. Use 'bytes', 'bpe', 'ids' or the path of a tokenizer.json.")
+            problems.append("data.tokenizer is empty. Use 'bytes', 'bpe', 'ids' or the path of a tokenizer.json.")
         if self.dtype and not _is_integer_type(self.dtype):
-            found.append(f"data.dtype={self.dtype}: .bin files hold whole numbers. Use a type such as 'uint16'.")
+            problems.append(f"data.dtype={self.dtype}: .bin files hold whole numbers. Use a type such as 'uint16'.")
         try:
             "".encode(self.text_encoding)
         except (LookupError, ValueError):
-            found.append(f"data.text_encoding '{self.text_encoding}' is unknown. Use a Python codec such as 'utf-8'.")
+            problems.append(
+                f"data.text_encoding '{self.text_encoding}' is unknown. Use a Python codec such as 'utf-8'."
+            )
         for name in PLACES:
             try:
                 Path(getattr(self, name)).expanduser().exists()
             except (OSError, RuntimeError, ValueError) as error:
-                found.append(f"data.{name} '{getattr(self, name)[:60]}' can be no path: {str(error)[:60]}")
-        return found
+                problems.append(f"data.{name} '{getattr(self, name)[:60]}' can be no path: {str(error)[:60]}")
+        return problems
 
     @property
     def num_ids(self) -> int:
         """The number of ids that `vocab_size` stands for."""
         return self.vocab_size or 8192
 
-    def named(self) -> dict[str, Any]:
+    def token_settings(self) -> dict[str, Any]:
         """Return the settings that decide the tokens, by name. `vocab_size` is of a BPE trained here, or of ids."""
-        found = {name: value for name, value in vars(self).items() if name not in ("cache_dir", "vocab_size")}
-        return found | ({"vocab_size": self.num_ids} if self.tokenizer in ("bpe", "ids") else {})
+        settings = {name: value for name, value in vars(self).items() if name not in ("cache_dir", "vocab_size")}
+        return settings | ({"vocab_size": self.num_ids} if self.tokenizer in ("bpe", "ids") else {})
 
 
 def _is_integer_type(name: str) -> bool:
@@ -103,5 +105,5 @@ def _is_integer_type(name: str) -> bool:
 
 def check_config(config: DataConfig) -> None:
     """Raise ConfigError with every problem of `config`, if it has any."""
-    if found := config.problems():
-        raise ConfigError(in_one_line(found))
+    if problems := config.problems():
+        raise ConfigError(join_problems(problems))

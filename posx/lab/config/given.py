@@ -11,9 +11,9 @@ from ml_collections import ConfigDict
 from posx.contract import Value
 from posx.encodings import CHAIN, Chain, encoding_name, from_spec, spec_text
 from posx.errors import ConfigError
-from posx.fields import typed_fields
 from posx.lab.config.data import DataConfig
 from posx.lab.config.sections import SECTIONS, EvalConfig, ModelConfig, SweepConfig, TrainConfig
+from posx.parsing import typed_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Sections:
         }
 
 
-def sections_of(config: ConfigDict | Mapping[str, Any]) -> Sections:
+def read_sections(config: ConfigDict | Mapping[str, Any]) -> Sections:
     """Return the settings of a config. Raises ConfigError for an unknown or mistyped setting and a missing section."""
     values = config.to_dict() if isinstance(config, ConfigDict) else config
     encoding, sweep = values.get("encoding") or {}, values.get("sweep", {})
@@ -53,12 +53,12 @@ def sections_of(config: ConfigDict | Mapping[str, Any]) -> Sections:
 
 def typed_sections(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return {section: value} of a config. Raises ConfigError for a missing section, an unknown key or a wrong type."""
-    found = {}
+    sections = {}
     for name, cls in SECTIONS.items():
         if not isinstance(given := values.get(name), Mapping):
             raise ConfigError(f"the config has no section {name!r}. Start from posx.lab.config.base_config().")
-        found[name] = cls(**typed_fields(cls, given, f"config section {name!r}", f"{name}."))
-    return found
+        sections[name] = cls(**typed_fields(cls, given, f"config section {name!r}", f"{name}."))
+    return sections
 
 
 def base_config(encoding: str = "alibi") -> ConfigDict:

@@ -15,10 +15,10 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from posx.encodings import Dims, Encoding, code_of, encoding_name, from_spec, spec_of, spec_text
-from posx.encodings.rates import Rates, from_json, multipliers_in_rows, rates_of_layers, to_json
-from posx.errors import ConfigError, in_one_line
+from posx.encodings.rates import Rates, from_json, layer_rates, multipliers_in_rows, to_json
+from posx.errors import ConfigError, join_problems
 from posx.lab.config.data import PLACES
-from posx.lab.config.given import Sections, sections_of, typed_sections
+from posx.lab.config.given import Sections, read_sections, typed_sections
 from posx.lab.config.sections import (
     SECTIONS,
     DataConfig,
@@ -26,7 +26,7 @@ from posx.lab.config.sections import (
     ModelConfig,
     SweepConfig,
     TrainConfig,
-    cycle_of,
+    shortest_cycle,
 )
 
 #: The version of `config.json`. A file of another version is an error.
@@ -92,17 +92,19 @@ class RunConfig:
 
         "data" is the digest of the text. Until the text is read, the settings of the data stand in its place.
         """
-        found = {f"model.{name}": value for name, value in vars(self.model).items() if name != "layer_policy"}
-        found |= {f"train.{name}": value for name, value in vars(self.train).items() if name not in _FREE}
-        found["train.position_lr_multiplier"] = multipliers_in_rows(self.rates)
+        settings = {f"model.{name}": value for name, value in vars(self.model).items() if name != "layer_policy"}
+        settings |= {f"train.{name}": value for name, value in vars(self.train).items() if name not in _FREE}
+        settings["train.position_lr_multiplier"] = multipliers_in_rows(self.rates)
         decayed = sorted(f"{n}.{name}" for n, layer in enumerate(self.rates) for name, rate in layer if rate.decays)
-        found |= {"train.decayed": decayed} if decayed else {}
-        specs = plain_values([spec_of(encoding) for encoding in cycle_of(self.layers)])
-        found |= dict(_leaves(specs[0], "encoding") if len(specs) == 1 else _leaves(specs, "layers"))
-        found |= {f"code.{name}": digest for name, digest in self.code.items()}
-        found |= {f"parent.{name}": value for name, value in self.parent.items()}
-        found |= {"data": self.text} if self.text else {f"data.{name}": v for name, v in self.data.named().items()}
-        return plain_values(found)
+        settings |= {"train.decayed": decayed} if decayed else {}
+        specs = plain_values([spec_of(encoding) for encoding in shortest_cycle(self.layers)])
+        settings |= dict(_leaves(specs[0], "encoding") if len(specs) == 1 else _leaves(specs, "layers"))
+        settings |= {f"code.{name}": digest for name, digest in self.code.items()}
+        settings |= {f"parent.{name}": value for name, value in self.parent.items()}
+        settings |= (
+            {"data": self.text} if self.text else {f"data.{name}": v for name, v in self.data.token_settings().items()}
+        )
+        return plain_values(settings)
 
     @functools.cached_property
     def hash(self) -> str:
@@ -161,7 +163,7 @@ class RunConfig:
             layers, rates = tuple(map(from_spec, values["layers"])), from_json(values["rates"])
             code, parent = dict(values["code"]), dict(values["parent"])
             text, held_out = str(values["text"]), str(values["held_out"])
-            asked = sections_of(values["asked"])
+            asked = read_sections(values["asked"])
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise ConfigError(f"its settings are damaged: {type(error).__name__}: {error}") from None
         if len(layers) != sections["model"].num_layers or len(rates) != len(layers):
@@ -189,13 +191,13 @@ def run_config(config: Sections | ConfigDict | Mapping[str, Any]) -> RunConfig:
     Raises ConfigError for an unknown or mistyped setting, and with every setting that is out of its range. Whether the
     encodings, the protocols and the text fit is checked by `posx.lab.runs.checks`.
     """
-    asked = config if isinstance(config, Sections) else sections_of(config)
+    asked = config if isinstance(config, Sections) else read_sections(config)
     sections = {name: getattr(asked, name) for name in SECTIONS}
     if problems := [problem for section in sections.values() for problem in section.problems()]:
-        raise ConfigError(in_one_line(problems))
-    model, train = asked.model.resolved(), asked.train
+        raise ConfigError(join_problems(problems))
+    model, train = asked.model.resolve(), asked.train
     layers, dims = model.encodings(asked.encoding, train.length), model.dims(train.length)
-    rates = rates_of_layers(layers, dims, train.position_lr_multiplier)
+    rates = layer_rates(layers, dims, train.position_lr_multiplier)
     return RunConfig(layers, rates=rates, code=code_of(layers), asked=asked, **sections | {"model": model})
 
 

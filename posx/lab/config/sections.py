@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from posx.attention.masks import Mask
-from posx.contract.fields import above, at_least, at_most, below, problems_of
+from posx.contract.fields import above, at_least, at_most, below, field_problems
 from posx.encodings import Dims, Encoding, Spec, build
-from posx.errors import ConfigError, in_one_line
+from posx.errors import ConfigError, join_problems
 from posx.evaluation.settings import EvalConfig
 from posx.lab.config.data import DataConfig
-from posx.lab.config.masks import mask_of, mask_text
+from posx.lab.config.mask_texts import mask_text, parse_mask
 
 T = TypeVar("T")
 
@@ -83,35 +83,35 @@ class ModelConfig:
 
     def problems(self) -> list[str]:
         """Return the problems of these fields, one line each."""
-        found = [f"model.{problem}" for problem in problems_of(self)]
-        if not found and not self.head_dim and self.model_dim % self.num_heads:
+        problems = [f"model.{problem}" for problem in field_problems(self)]
+        if not problems and not self.head_dim and self.model_dim % self.num_heads:
             fits = [h for h in range(1, self.model_dim + 1) if self.model_dim % h == 0]
             near = min(fits, key=lambda h: abs(h - self.num_heads))
-            found.append(
+            problems.append(
                 f"model.model_dim={self.model_dim} is not divisible by num_heads={self.num_heads}. Nearest: {near}."
             )
-        if not found and self.num_heads % (self.num_kv_heads or self.num_heads):
-            found.append(
+        if not problems and self.num_heads % (self.num_kv_heads or self.num_heads):
+            problems.append(
                 f"model.num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}. Choose a "
                 "divisor of it."
             )
         for name, default in (("layer_policy", "encoding"), ("mask_policy", "causal")):
             if not getattr(self, name):
-                found.append(f"model.{name} is empty. The default is ({default!r},).")
+                problems.append(f"model.{name} is empty. The default is ({default!r},).")
         for text in self.mask_policy:
             try:
-                mask_of(text)
+                parse_mask(text)
             except ConfigError as error:
-                found.append(f"model.mask_policy: {error}")
+                problems.append(f"model.mask_policy: {error}")
         for policy in ("layer_policy", "mask_policy"):
             pattern = getattr(self, policy)
             never = dict.fromkeys(name for name in pattern if name not in pattern[: self.num_layers])
-            if not found and never:
-                found.append(
+            if not problems and never:
+                problems.append(
                     f"model.{policy}={','.join(pattern)}: {' and '.join(never)} would be in none of the "
                     f"{self.num_layers} layers. Shorten the pattern, or raise model.num_layers."
                 )
-        return found
+        return problems
 
     @property
     def kv_heads(self) -> int:
@@ -126,10 +126,10 @@ class ModelConfig:
     def hidden_dim(self) -> int:
         return self.mlp_dim or (8 * self.model_dim // 3 if self.gated else 4 * self.model_dim)
 
-    def resolved(self) -> ModelConfig:
+    def resolve(self) -> ModelConfig:
         """Return the same with every size set."""
         head_dim = self.head_dim or self.model_dim // self.num_heads
-        masks = cycle_of(tuple(map(mask_text, self.masks)))
+        masks = shortest_cycle(tuple(map(mask_text, self.masks)))
         return dataclasses.replace(
             self, num_kv_heads=self.kv_heads, head_dim=head_dim, mlp_dim=self.hidden_dim, mask_policy=masks
         )
@@ -142,7 +142,7 @@ class ModelConfig:
     @property
     def masks(self) -> tuple[Mask, ...]:
         """The mask of each layer."""
-        cycle = tuple(map(mask_of, self.mask_policy))
+        cycle = tuple(map(parse_mask, self.mask_policy))
         return tuple(cycle[n % len(cycle)] for n in range(self.num_layers))
 
     def encodings(self, encoding: Spec, train_len: int) -> tuple[Encoding, ...]:
@@ -153,12 +153,12 @@ class ModelConfig:
     def dims(self, train_len: int) -> Dims:
         """Return the sizes that encodings are resolved from. Raises ConfigError."""
         if problems := self.problems():
-            raise ConfigError(in_one_line(problems))
+            raise ConfigError(join_problems(problems))
         head_dim = self.head_dim or self.model_dim // self.num_heads
         return Dims(self.model_dim, self.num_heads, head_dim, self.num_layers, train_len, self.kv_heads)
 
 
-def cycle_of(layers: tuple[T, ...]) -> tuple[T, ...]:
+def shortest_cycle(layers: tuple[T, ...]) -> tuple[T, ...]:
     """Return the shortest sequence that repeats to `layers`, with its last round cut short."""
     sizes = range(1, len(layers) + 1)
     return layers[: next(n for n in sizes if all(one == layers[i % n] for i, one in enumerate(layers)))]
@@ -214,24 +214,24 @@ class TrainConfig:
 
     def problems(self) -> list[str]:
         """Return the problems of these fields, one line each."""
-        found = [f"train.{problem}" for problem in problems_of(self)]
+        problems = [f"train.{problem}" for problem in field_problems(self)]
         if self.final_learning_rate > self.learning_rate:
-            found.append(
+            problems.append(
                 f"train.final_learning_rate={self.final_learning_rate} must not be above "
                 f"train.learning_rate={self.learning_rate}. Lower it."
             )
-        if not found and self.warmup_steps >= self.steps:
-            found.append(
+        if not problems and self.warmup_steps >= self.steps:
+            problems.append(
                 f"train.warmup_steps={self.warmup_steps} must be below train.steps={self.steps}. Lower "
                 "--config.train.warmup_steps."
             )
-        if not found and self.batch_size % self.accumulation:
+        if not problems and self.batch_size % self.accumulation:
             fits = [n for n in range(1, self.batch_size + 1) if self.batch_size % n == 0]
-            found.append(
+            problems.append(
                 f"train.accumulation={self.accumulation} does not divide train.batch_size={self.batch_size}. Use "
                 f"one of {fits}."
             )
-        return found
+        return problems
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,11 +15,11 @@ from posx.lab.config.data import DataConfig, check_config
 from posx.lab.data.batches import batch, check_length, num_windows
 from posx.lab.data.store import Dataset, TokenStore, prepare
 from posx.lab.data.tokenizers import BpeTokenizer, ByteTokenizer, IdTokenizer, Tokenizer, load_tokenizer, train_bpe
-from posx.lazy import modules_of
+from posx.lazy import module_getter
 
 __all__ = [
     "BpeTokenizer", "ByteTokenizer", "DataConfig", "Dataset", "IdTokenizer", "TokenStore", "Tokenizer", "batch",
     "check_config", "check_length", "load_tokenizer", "num_windows", "prepare", "train_bpe",
 ]  # fmt: skip
 
-__getattr__ = modules_of(__name__)
+__getattr__ = module_getter(__name__)

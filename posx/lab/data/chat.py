@@ -59,16 +59,16 @@ class Chat(str):
 
     def parts(self, special: Mapping[str, int]) -> list[str | int]:
         """Return the text between the markers that are special tokens, and the ids of these. Empty text is left out."""
-        found: list[str | int] = [""]
+        parts: list[str | int] = [""]
         for place, piece in enumerate(self.pieces):
             if place % 2 and piece in special:
-                found += [special[piece], ""]
+                parts += [special[piece], ""]
             else:
-                found[-1] = f"{found[-1]}{piece}"
-        return [part for part in found if part != ""]
+                parts[-1] = f"{parts[-1]}{piece}"
+        return [part for part in parts if part != ""]
 
 
-def chat_of(messages: Sequence[Any], name: str, where: str) -> Chat:
+def render_chat(messages: Sequence[Any], name: str, where: str) -> Chat:
     """Return the text of messages, each a mapping with the texts `role` and `content`.
 
     Args:
@@ -88,7 +88,7 @@ def chat_of(messages: Sequence[Any], name: str, where: str) -> Chat:
     form = re.split(f"({'|'.join(map(re.escape, template.markers))})", template.turn)
     pieces = [""]
     for number, message in enumerate(messages):
-        role, content = _checked(message, template, name, f"{where}, message {number}")
+        role, content = _read_message(message, template, name, f"{where}, message {number}")
         turn = [part.replace("{role}", role).replace("{content}", content) if part else "" for part in form[::2]]
         pieces[-1] += turn[0]
         for marker, text in zip(form[1::2], turn[1:], strict=True):
@@ -96,7 +96,7 @@ def chat_of(messages: Sequence[Any], name: str, where: str) -> Chat:
     return Chat(pieces)
 
 
-def _checked(message: Any, template: Template, name: str, where: str) -> tuple[str, str]:
+def _read_message(message: Any, template: Template, name: str, where: str) -> tuple[str, str]:
     """Return the role, as the template writes it, and the content of a message. Raises DataError."""
     keys = list(message) if isinstance(message, Mapping) else []
     if not {"role", "content"} <= set(keys):

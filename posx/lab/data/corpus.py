@@ -19,11 +19,11 @@ from posx.errors import DataError
 from posx.lab.config.data import PLACES, TOKENIZERS, DataConfig
 from posx.lab.data.chat import Chat
 from posx.lab.data.decoding import TextDecoder
-from posx.lab.data.ids import need_tokenizer, pieces
+from posx.lab.data.ids import array_pieces, need_tokenizer
 from posx.lab.data.readers import FORMATS, IDS, TEXTS, Item
 from posx.lab.data.texts import HUB_NAME, Files, find_files, find_splits, load_hub
 from posx.lab.data.tokenizers import IdTokenizer, Tokenizer
-from posx.lab.progress import counted
+from posx.lab.progress import quantity
 
 #: A text, that of a chat, or token ids [n] without separators.
 Document = str | np.ndarray
@@ -74,7 +74,7 @@ class Source:
         return ", held out ".join(dict.fromkeys(part.description for part in self.parts.values()))
 
 
-def find(config: DataConfig, training: bool = True) -> Source:
+def find_source(config: DataConfig, training: bool = True) -> Source:
     """Find the text and digest its bytes without loading it.
 
     Args:
@@ -85,22 +85,22 @@ def find(config: DataConfig, training: bool = True) -> Source:
       DataError: there is no text, or a file is both training and validation text.
     """
     held_out = find_files(config, "validation") if config.validation else None
-    found: list[Files | None]
+    sources: list[Files | None]
     if not training:
-        found = [None]
+        sources = [None]
     elif config.source == "stdlib":
-        found = [stdlib_files()]
+        sources = [stdlib_files()]
     elif is_path(config.source):
-        found = [*find_splits(config)]
+        sources = [*find_splits(config)]
     elif HUB_NAME.fullmatch(config.source):
         wanted = [config.train_split, *([] if held_out or not config.validation_split else [config.validation_split])]
-        found = [*load_hub(config, wanted)]
+        sources = [*load_hub(config, wanted)]
     else:
         raise DataError(
             f"data.source '{config.source}' is neither an existing path nor a hub name such as 'owner/name'. "
             "Correct --config.data.source."
         )
-    train, *rest = found
+    train, *rest = sources
     source = Source("", train, held_out or next(iter(rest), None))
     if train and held_out and (shared := set(train.paths) & set(held_out.paths)):
         raise DataError(
@@ -123,7 +123,7 @@ def _check_one_kind(key: str, part: Files) -> None:
         )
 
 
-def load(
+def load_documents(
     source: Source, config: DataConfig, log: Callable[[str], object], tokenizer: Tokenizer | None = None
 ) -> tuple[list[Document], list[Document]]:
     """Return the normalised documents to train on, and those that are held out.
@@ -149,17 +149,17 @@ def load(
     decoder.check()
     for warning in decoder.warnings():
         log(warning)
-    if config.template and not any(isinstance(item, Chat) for found in items.values() for item in found):
+    if config.template and not any(isinstance(item, Chat) for read_items in items.values() for item in read_items):
         log(f"notice: data.template={config.template} is not used: data.text_column={config.text_column} has no chats")
     sides: list[list[Document]] = []
-    for key, found in items.items():
-        whole = documents(_of_tokenizer(found, config, tokenizer), config.layout)
+    for key, read_items in items.items():
+        whole = documents(_match_tokenizer(read_items, config, tokenizer), config.layout)
         kept = [document for document in whole if not _is_blank(document)]
         name = f"'{source.parts[key].description}'"
         if not kept:
-            raise DataError(f"{key} {name} holds {counted(len(whole), 'document')}, all of them blank. Give it text.")
+            raise DataError(f"{key} {name} holds {quantity(len(whole), 'document')}, all of them blank. Give it text.")
         if len(kept) < len(whole) and config.layout == "document":
-            log(f"{counted(len(whole) - len(kept), 'blank document')} skipped in {name}")
+            log(f"{quantity(len(whole) - len(kept), 'blank document')} skipped in {name}")
         sides.append(kept)
     note = ""
     if source.train is None:
@@ -178,7 +178,7 @@ def _is_blank(document: Document) -> bool:
     return not (document.strip() if isinstance(document, str) else len(document))
 
 
-def _of_tokenizer(items: Iterable[Item], config: DataConfig, tokenizer: Tokenizer | None) -> Iterator[Document]:
+def _match_tokenizer(items: Iterable[Item], config: DataConfig, tokenizer: Tokenizer | None) -> Iterator[Document]:
     """Yield texts, and the documents of token ids. Raises DataError if one of them does not go with the tokenizer."""
     for item in items:
         if isinstance(item, str):
@@ -200,18 +200,18 @@ def documents(rows: Iterable[Document], layout: str) -> list[Document]:
     Raises DataError for chats and token ids in another layout than "document".
     """
     texts: list[str] = []
-    found: list[Document] = []
+    texts_so_far: list[Document] = []
     for row in rows:
         if isinstance(row, str) and not isinstance(row, Chat):
             texts.append(row.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n"))
-            found.append(texts[-1])
+            texts_so_far.append(texts[-1])
         elif layout == "document":
-            found.append(row)
+            texts_so_far.append(row)
         else:
             kind = "a chat" if isinstance(row, str) else "a row of token ids"
             raise DataError(f"data.layout={layout} cuts text, but {kind} is one document. Leave data.layout out.")
     if layout == "document":
-        return found
+        return texts_so_far
     if layout == "wikitext":
         return [*_articles("\n".join(text.removesuffix("\n") for text in texts).split("\n"))]
     separator = re.compile(r"\n" if layout == "line" else r"\n(?:[ \t]*\n)+")
@@ -252,7 +252,7 @@ def _rank(document: Document, salt: str) -> str:
     if isinstance(document, str):
         total.update(document.encode("utf-8", "surrogatepass"))
     else:
-        for _, piece in pieces(document):
+        for _, piece in array_pieces(document):
             total.update(piece.astype("<u4").tobytes())
     return total.hexdigest()
 
@@ -291,8 +291,10 @@ def check_there(config: DataConfig, whose: str) -> None:
 def stdlib_files() -> Files:
     """Find the files of the embedded corpus. Raises DataError if no source code is installed."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    found = [path for name in MODULES for form in (f"{name}.py", f"{name}/**/*.py") for path in root.glob(form)]
-    paths = [path for path in found if path.stat().st_size and not _TESTS.intersection(path.relative_to(root).parts)]
+    candidates = [path for name in MODULES for form in (f"{name}.py", f"{name}/**/*.py") for path in root.glob(form)]
+    paths = [
+        path for path in candidates if path.stat().st_size and not _TESTS.intersection(path.relative_to(root).parts)
+    ]
     if not paths:
         raise DataError(
             f"data.source 'stdlib': no source code of the standard library is under '{root}'. Name a text file "

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from posx.errors import DataError
-from posx.lab.progress import counted
+from posx.lab.progress import quantity
 
 _MARKS = {
     codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
@@ -83,8 +83,8 @@ class TextDecoder:
             return
         meant = raw.decode("utf-8")
         if meant != text and not _CONTROL.search(meant):
-            found = re.search(r"\w*[^\x00-\x7f]\w*", meant)
-            word = (found[0] if found else meant)[:20]
+            match = re.search(r"\w*[^\x00-\x7f]\w*", meant)
+            word = (match[0] if match else meant)[:20]
             self.mojibake.append((path, word, word.encode().decode(self.encoding, "replace")))
 
     def check(self) -> None:
@@ -100,18 +100,20 @@ class TextDecoder:
 
     def _fix(self) -> str:
         guesses = {guess: path for path, (_, guess) in reversed(self.failed.items())}
-        found = ["Name text. Token ids are read from .npy files, and from .bin files with data.dtype"] * ("" in guesses)
-        found += ["Leave data.text_encoding out"] * ("utf-8" in guesses)
+        advice = ["Name text. Token ids are read from .npy files, and from .bin files with data.dtype"] * (
+            "" in guesses
+        )
+        advice += ["Leave data.text_encoding out"] * ("utf-8" in guesses)
         guesses = {guess: path for guess, path in guesses.items() if guess in _ICONV}
         wide = guesses.keys() & set(_WIDE)
-        if wide and not found and len(guesses) == 1 and len(self.failed) == self.num_files:
+        if wide and not advice and len(guesses) == 1 and len(self.failed) == self.num_files:
             return f"Set --config.data.text_encoding={wide.pop()}"
         commands = [f"iconv -f {_ICONV[guess]} -t UTF-8 '{path}' > FILE" for guess, path in guesses.items()]
         if commands:
-            found.append(f"Convert to UTF-8, for example: {'; '.join(commands)}")
-        if commands and not wide and self.plain_utf8 and len(found) == 1:
-            found.append(f"Or set data.text_encoding, as in --config.data.text_encoding={min(guesses)}")
-        return ". ".join(found)
+            advice.append(f"Convert to UTF-8, for example: {'; '.join(commands)}")
+        if commands and not wide and self.plain_utf8 and len(advice) == 1:
+            advice.append(f"Or set data.text_encoding, as in --config.data.text_encoding={min(guesses)}")
+        return ". ".join(advice)
 
     def warnings(self) -> Iterator[str]:
         """Yield a line on files whose bytes are UTF-8 but were read as something else, and on control characters."""
@@ -119,12 +121,12 @@ class TextDecoder:
             path, meant, word = self.mojibake[0]
             yield (
                 f"warning: data.text_encoding={self.encoding}, but {len(self.mojibake)} of "
-                f"{counted(self.num_files, 'file')} are valid UTF-8: '{path.name}' gives {word!r} instead of "
+                f"{quantity(self.num_files, 'file')} are valid UTF-8: '{path.name}' gives {word!r} instead of "
                 f"{meant!r}. Leave data.text_encoding out, or convert the other files to UTF-8."
             )
         if self.controls:
             yield (
-                f"warning: read as {self.encoding}, {len(self.controls)} of {counted(self.num_files, 'file')} have "
+                f"warning: read as {self.encoding}, {len(self.controls)} of {quantity(self.num_files, 'file')} have "
                 f"control characters U+0080 to U+009F, first '{self.controls[0].name}'. They may be cp1252: set "
                 "--config.data.text_encoding=cp1252, or convert them to UTF-8."
             )
@@ -145,15 +147,15 @@ def _wide_encoding(raw: bytes) -> str:
     Token ids are valid UTF-16 too, but have other characters than text: see `_like_text`.
     """
     likely = not _is_utf8(raw) or len(_CONTROL.findall(raw.decode("utf-8"))) * 10 > len(raw)
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     for name in _WIDE if likely else ():
         try:
             text = raw.decode(name)
         except UnicodeDecodeError:
             continue
         if "\0" not in text and (share := _like_text(text[:_SAMPLE])):
-            found[name] = share
-    return max(found, key=found.__getitem__, default="")
+            shares[name] = share
+    return max(shares, key=shares.__getitem__, default="")
 
 
 def _is_in_order(raw: bytes, text: str, encoding: str) -> bool:

@@ -48,7 +48,7 @@ class Ids:
         Raises DataError with the place of an id that is negative, or not one of the tokenizer's.
         """
         cuts = np.zeros(0, np.int64)
-        for start, part in pieces(self.values):
+        for start, part in array_pieces(self.values):
             low, high = int(part.min()), int(part.max())
             if low < 0 or high >= tokenizer.num_ids:
                 wrong = (part < 0) | (part >= tokenizer.num_ids)
@@ -72,7 +72,7 @@ class Ids:
         )
 
 
-def pieces(values: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+def array_pieces(values: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """Yield an array [n] in slices of at most PIECE entries, each with its start."""
     for start in range(0, len(values), PIECE):
         yield start, values[start : start + PIECE]
@@ -87,23 +87,23 @@ def need_tokenizer(what: str, config: DataConfig) -> DataError:
     )
 
 
-def of_npy(path: Path) -> Ids:
+def read_npy(path: Path) -> Ids:
     """Return the ids of a .npy file: [n], or [rows, n]. Raises DataError."""
     try:
-        found = np.load(path, mmap_mode="r" if path.stat().st_size > MAPPED else None, allow_pickle=False)
+        array = np.load(path, mmap_mode="r" if path.stat().st_size > MAPPED else None, allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise DataError(f"'{path}' does not have NumPy's format: {str(error).splitlines()[0]}") from None
-    if not isinstance(found, np.ndarray):
+    if not isinstance(array, np.ndarray):
         raise DataError(f"'{path}' holds several arrays. Write the ids as one: np.save('ids.npy', ids)")
-    if found.dtype.kind not in "iu":
-        raise DataError(f"'{path}' holds {found.dtype}, but token ids are whole numbers. Write them as np.uint32.")
-    if found.ndim not in (1, 2):
-        raise DataError(f"'{path}' has the shape {found.shape}. Token ids are [tokens], or [documents, tokens].")
-    if not found.size:
-        raise DataError(f"'{path}' holds no token ids: its shape is {found.shape}.")
-    width = found.shape[-1]
-    row = ("row", 0) if found.ndim == 2 else ("", 0)
-    return Ids(found.reshape(-1), np.arange(width, found.size + 1, width), f"'{path}'", row)
+    if array.dtype.kind not in "iu":
+        raise DataError(f"'{path}' holds {array.dtype}, but token ids are whole numbers. Write them as np.uint32.")
+    if array.ndim not in (1, 2):
+        raise DataError(f"'{path}' has the shape {array.shape}. Token ids are [tokens], or [documents, tokens].")
+    if not array.size:
+        raise DataError(f"'{path}' holds no token ids: its shape is {array.shape}.")
+    width = array.shape[-1]
+    row = ("row", 0) if array.ndim == 2 else ("", 0)
+    return Ids(array.reshape(-1), np.arange(width, array.size + 1, width), f"'{path}'", row)
 
 
 def _are_halves(values: np.ndarray) -> bool:
@@ -112,7 +112,7 @@ def _are_halves(values: np.ndarray) -> bool:
     return len(high) >= 32 and values.itemsize < 8 and bool((high >= 0).all()) and high.max() < 4 <= low.max()
 
 
-def of_bin(path: Path, dtype: str) -> Ids:
+def read_bin(path: Path, dtype: str) -> Ids:
     """Return the ids of a file that holds only numbers of the type `dtype`, or of one with llm.c's header.
 
     Raises DataError if the type is not known, or does not fit the size or the numbers.

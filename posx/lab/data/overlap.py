@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from posx.lab.data.corpus import Document
-from posx.lab.data.ids import pieces
+from posx.lab.data.ids import array_pieces
 from posx.lab.data.tokenizers import IdTokenizer, Tokenizer, utf8
-from posx.lab.progress import counted
+from posx.lab.progress import quantity
 
 #: Bytes of a passage, white space not counted. Any two texts of a kind share shorter passages. In Python's library
 #: 3.5 % of the passages of 32 bytes are in other modules too, and 0.6 % of those of 128.
@@ -34,7 +34,7 @@ def warnings(train: list[Document], held_out: list[Document], tokenizer: Tokeniz
     if size + _ID_BYTES * ids < LITTLE_TEXT or len(held_out) == 1 < len(train):
         amount = f"{ids:,} token ids" if ids else f"{size:,} bytes of text"
         yield (
-            f"warning: only {amount} in {counted(len(held_out), 'document')} are held out, so "
+            f"warning: only {amount} in {quantity(len(held_out), 'document')} are held out, so "
             "results say little about other text. Give more text, a larger data.validation_fraction, or "
             "data.validation=PATH."
         )
@@ -52,7 +52,7 @@ def warnings(train: list[Document], held_out: list[Document], tokenizer: Tokeniz
     some = [text[:4096] for text in texts[:64]]
     if not knows_bytes:
         yield f"warning: {_why_no_bytes(tokenizer, bool(ids))}, so there are no bits per byte"
-    elif [tokenizer.decode(found) for found in tokenizer.encode_batch(some)] != some:
+    elif [tokenizer.decode(ids) for ids in tokenizer.encode_batch(some)] != some:
         yield (
             "warning: decoding the tokens does not give the text back. The lost text costs no bits, so compare "
             "bits per byte with care."
@@ -71,7 +71,7 @@ def _why_no_bytes(tokenizer: Tokenizer, is_ids: bool) -> str:
 
 def overlap(train: Sequence[Document], held_out: Sequence[Document]) -> float:
     """Return the share of the held-out text, in bytes, that is also in the training text, from 0 to 1."""
-    train, held_out = _in_pieces(train), _in_pieces(held_out)
+    train, held_out = _split_rows(train), _split_rows(held_out)
     size = sum(map(len, held_out))
     bits = max(2, (size >> 15).bit_length())  # one passage in 2^bits is compared: some ten thousand of a long text
     parts = [_passages(chunk, bits) for chunk in chunks(held_out)]
@@ -81,18 +81,18 @@ def overlap(train: Sequence[Document], held_out: Sequence[Document]) -> float:
         return 0.0
     seen = np.zeros(len(known), bool)
     for chunk in chunks(train):
-        found, _ = _passages(chunk, bits)
-        place = np.minimum(np.searchsorted(known, found), len(known) - 1)
-        seen[place[known[place] == found]] = True
+        present, _ = _passages(chunk, bits)
+        place = np.minimum(np.searchsorted(known, present), len(known) - 1)
+        seen[place[known[place] == present]] = True
     return float(weights[seen[np.searchsorted(known, hashes)]].sum() / weights.sum())
 
 
-def _in_pieces(documents: Sequence[Document]) -> list[Document]:
+def _split_rows(documents: Sequence[Document]) -> list[Document]:
     """Return documents with long rows of ids in several pieces."""
     return [
         piece
         for document in documents
-        for piece in ([document] if isinstance(document, str) else (part for _, part in pieces(document)))
+        for piece in ([document] if isinstance(document, str) else (part for _, part in array_pieces(document)))
     ]
 
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from posx.errors import DataError, nearest
 from posx.lab.config.data import DataConfig
-from posx.lab.data.chat import chat_of
+from posx.lab.data.chat import render_chat
 from posx.lab.data.decoding import TextDecoder
-from posx.lab.data.ids import Ids, of_bin, of_npy
+from posx.lab.data.ids import Ids, read_bin, read_npy
 from posx.lab.data.tokenizers import utf8
-from posx.lab.files.lines import parsed
+from posx.lab.files.lines import parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,11 +30,11 @@ def _read_text(path: Path, config: DataConfig, decoder: TextDecoder) -> Iterator
 
 
 def _read_npy(path: Path, config: DataConfig, decoder: TextDecoder) -> Iterator[Item]:
-    yield of_npy(path)
+    yield read_npy(path)
 
 
 def _read_bin(path: Path, config: DataConfig, decoder: TextDecoder) -> Iterator[Item]:
-    yield of_bin(path, config.dtype)
+    yield read_bin(path, config.dtype)
 
 
 def _read_json(path: Path, config: DataConfig, decoder: TextDecoder) -> Iterator[Item]:
@@ -54,29 +54,29 @@ def _read_json(path: Path, config: DataConfig, decoder: TextDecoder) -> Iterator
         if not isinstance(record, dict):
             raise DataError(f"{where} is a JSON {type(record).__name__}, but an object with text is expected.")
         check_column(where, config.text_column, record)
-        kind, found = _of_value(record[config.text_column], config, f"'{path}'", name, n)
+        kind, value = _read_value(record[config.text_column], config, f"'{path}'", name, n)
         if first not in ("", kind):
             raise DataError(
                 f"{where}, column '{config.text_column}': {kind}, but {first} before. Keep one kind in a column."
             )
         first = kind
-        yield found
+        yield value
 
 
 def _from_json(where: str, text: str) -> Any:
     try:
-        return parsed(text)
+        return parse_json(text)
     except ValueError as error:
         raise DataError(f"{where} is not JSON ({error}). Write one object a line, or one array of objects.") from None
 
 
-def _of_value(value: Any, config: DataConfig, file: str, name: str, n: int) -> tuple[str, Item]:
+def _read_value(value: Any, config: DataConfig, file: str, name: str, n: int) -> tuple[str, Item]:
     """Return the kind of a value of JSON, and the value as text or token ids. Raises DataError if it is neither."""
     place = f"{file} {name} {n}, column '{config.text_column}'"
     if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
-        return "chat messages", chat_of(value, config.template, place)
+        return "chat messages", render_chat(value, config.template, place)
     if not isinstance(value, list):
-        return "text", checked_text(place, value)
+        return "text", require_text(place, value)
     if any(isinstance(one, bool) or not isinstance(one, int) for one in value):
         wrong = next(one for one in value if isinstance(one, bool) or not isinstance(one, int))
         raise DataError(
@@ -101,12 +101,12 @@ def _read_table(path: Path, config: DataConfig, decoder: TextDecoder) -> Iterato
             raise DataError(f"{where} row {null}, column '{column}': NoneType instead of text. Drop such rows.")
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             for n, text in enumerate(values.to_pylist(), row):
-                yield checked_text(f"{where} row {n}, column '{column}'", text)
+                yield require_text(f"{where} row {n}, column '{column}'", text)
         elif _is_list(kind) and pa.types.is_integer(kind.value_type):
-            yield _ids_of(values, where, column, row)
+            yield _list_ids(values, where, column, row)
         elif _is_list(kind) and pa.types.is_struct(kind.value_type):
             for n, messages in enumerate(values.to_pylist(), row):
-                yield chat_of(messages, config.template, f"{where} row {n}, column '{column}'")
+                yield render_chat(messages, config.template, f"{where} row {n}, column '{column}'")
         else:
             raise DataError(
                 f"{where}, column '{column}': {kind} instead of strings, token ids or chat messages. Set "
@@ -141,16 +141,16 @@ def _is_list(kind: Any) -> bool:
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
-def _ids_of(values: Any, where: str, column: str, row: int) -> Ids:
+def _list_ids(values: Any, where: str, column: str, row: int) -> Ids:
     """Return the lists of an Arrow array as token ids of the smallest type. row: the number of the first list."""
     import pyarrow.compute as pc
 
     flat, lengths = values.flatten(), pc.list_value_length(values).to_numpy(zero_copy_only=False)
-    found = Ids(flat.to_numpy(zero_copy_only=False), np.cumsum(lengths, dtype=np.int64), where, ("row", row))
+    ids = Ids(flat.to_numpy(zero_copy_only=False), np.cumsum(lengths, dtype=np.int64), where, ("row", row))
     if flat.null_count:
         null = flat.is_null().to_numpy(zero_copy_only=False).argmax()
-        raise DataError(f"{found.place(int(null))}, column '{column}': NoneType instead of a token id. Drop it.")
-    return found
+        raise DataError(f"{ids.place(int(null))}, column '{column}': NoneType instead of a token id. Drop it.")
+    return ids
 
 
 def check_column(where: str, column: str, names: Collection[object]) -> None:
@@ -163,7 +163,7 @@ def check_column(where: str, column: str, names: Collection[object]) -> None:
         )
 
 
-def checked_text(where: str, value: object) -> str:
+def require_text(where: str, value: object) -> str:
     """Return `value`. Raises DataError if it is no text."""
     if not isinstance(value, str):
         raise DataError(f"{where}: {type(value).__name__} instead of text")

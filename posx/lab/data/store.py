@@ -22,14 +22,14 @@ from posx.errors import DataError, OutOfMemoryError
 from posx.lab.config.data import DataConfig, check_config
 from posx.lab.data import corpus
 from posx.lab.data.corpus import Document, Source
-from posx.lab.data.encoded import encoded, text_bytes
-from posx.lab.data.ids import pieces
+from posx.lab.data.encoded import encode_documents, text_bytes
+from posx.lab.data.ids import array_pieces
 from posx.lab.data.overlap import warnings
 from posx.lab.data.texts import file_digest
 from posx.lab.data.tokenizers import ByteTokenizer, IdTokenizer, Tokenizer, load_tokenizer, token_dtype, train_bpe, utf8
-from posx.lab.files.atomic import disk_full, replacing, write_bytes
+from posx.lab.files.atomic import disk_full, replace_file, write_bytes
 from posx.lab.files.locks import lock
-from posx.lab.progress import counted
+from posx.lab.progress import quantity
 from posx.notices import say
 
 PIPELINE_VERSION = 6  # raise it when the same text would give other files
@@ -81,8 +81,8 @@ class Dataset:
     def summary(self) -> str:
         """Describe in one line the source, the text read and held out, the tokenizer, and the digests."""
         train, held_out = (
-            f"{'' if store.num_bytes is None else counted(store.num_bytes, 'byte') + ' in '}"
-            f"{counted(store.num_documents, 'document')} ({counted(len(store.tokens), 'token')})"
+            f"{'' if store.num_bytes is None else quantity(store.num_bytes, 'byte') + ' in '}"
+            f"{quantity(store.num_documents, 'document')} ({quantity(len(store.tokens), 'token')})"
             for store in (self.train, self.validation)
         )
         tokenizer = f"{self.tokenizer.name} tokenizer, {self.tokenizer.vocab_size:,} ids"
@@ -106,18 +106,18 @@ def prepare(config: DataConfig, log: Log = lambda line: None, training: bool = T
       OutOfMemoryError: for a full disk.
     """
     check_config(config)
-    source, tokenizer = corpus.find(config, training), _tokenizer_of(config)
+    source, tokenizer = corpus.find_source(config, training), _load_tokenizer(config)
     folder = cache_folder(config) / "tokens" / _key(config, source, tokenizer)
     try:
-        found = _open(folder, source, tokenizer)
+        dataset = _open(folder, source, tokenizer)
     except (OSError, ValueError):  # damaged, or being rebuilt by another process: decided under the lock
-        found = _open_or_build(folder, config, source, tokenizer, log)
-    for warning in found.warnings:
+        dataset = _open_or_build(folder, config, source, tokenizer, log)
+    for warning in dataset.warnings:
         log(warning)
-    return found
+    return dataset
 
 
-def _tokenizer_of(config: DataConfig) -> Tokenizer | None:
+def _load_tokenizer(config: DataConfig) -> Tokenizer | None:
     """Return the tokenizer of the settings, None for one that is trained on the text."""
     if config.tokenizer == "ids":
         return IdTokenizer(config.num_ids)
@@ -190,7 +190,7 @@ def _temporary() -> Path:
 def _key(config: DataConfig, source: Source, tokenizer: Tokenizer | None) -> str:
     """Hash all that decides the tokens, and no places, names of caches or dates."""
     places = ("source", "subset", "train_split", "validation_split", "validation")  # `source.digest` stands for them
-    settings = {name: value for name, value in config.named().items() if name not in places}
+    settings = {name: value for name, value in config.token_settings().items() if name not in places}
     settings |= {"version": PIPELINE_VERSION, "text": source.digest, "tokenizer": tokenizer and tokenizer.digest}
     return _digest(json.dumps(settings, sort_keys=True).encode())[:32]
 
@@ -202,7 +202,7 @@ def _build(folder: Path, config: DataConfig, source: Source, tokenizer: Tokenize
             shutil.rmtree(left) if left.is_dir() else left.unlink()
     log(f"reading {source.description}")
     doubts: list[str] = []
-    train, held_out = documents = corpus.load(
+    train, held_out = documents = corpus.load_documents(
         source, config, lambda line: (doubts.append if line.startswith("warning: ") else log)(line), tokenizer
     )
     if tokenizer is None:
@@ -212,9 +212,9 @@ def _build(folder: Path, config: DataConfig, source: Source, tokenizer: Tokenize
     sizes = {split: _write(folder, split, texts, tokenizer) for split, texts in zip(SPLITS, documents, strict=True)}
     if (known := text_bytes(held_out, tokenizer)) is not None:
         sizes["validation"] = int(known.sum())
-        with replacing(folder / _TOKEN_BYTES) as file:
+        with replace_file(folder / _TOKEN_BYTES) as file:
             np.save(file, known.astype(np.min_scalar_type(known.max())))
-    if corpus.find(config, source.train is not None).digest != source.digest:  # mapped files are read until here
+    if corpus.find_source(config, source.train is not None).digest != source.digest:  # mapped files are read until here
         raise DataError(f"'{source.description}' was changed while posx read it. Run the same command again.")
     header = {
         "key": folder.name,
@@ -230,9 +230,9 @@ def _write(folder: Path, split: str, documents: list[Document], tokenizer: Token
     """Write the tokens of `documents` to the files of `split`. Return the bytes of their text, None if not known."""
     offsets, dtype = [0], token_dtype(tokenizer.vocab_size)
     eos = np.array([tokenizer.eos], dtype).tobytes()
-    with replacing(folder / f"{split}.tokens") as file:
-        for ids in encoded(documents, tokenizer):
-            for _, piece in pieces(ids):
+    with replace_file(folder / f"{split}.tokens") as file:
+        for ids in encode_documents(documents, tokenizer):
+            for _, piece in array_pieces(ids):
                 # Ids out of range would not fail in JAX: indexing clamps them to the last row.
                 if int(piece.max()) >= tokenizer.vocab_size:
                     raise DataError(
@@ -242,7 +242,7 @@ def _write(folder: Path, split: str, documents: list[Document], tokenizer: Token
                 file.write(piece.astype(dtype).tobytes())
             file.write(eos)
             offsets.append(offsets[-1] + len(ids) + 1)
-    with replacing(folder / f"{split}.offsets.npy") as file:
+    with replace_file(folder / f"{split}.offsets.npy") as file:
         np.save(file, np.array(offsets, np.int64))
     texts = [text for text in documents if isinstance(text, str)]
     return sum(len(utf8(text)) for text in texts) if len(texts) == len(documents) else None
@@ -263,7 +263,7 @@ def _open(folder: Path, source: Source, tokenizer: Tokenizer | None) -> Dataset:
     dtype = token_dtype(tokenizer.vocab_size)
     train, held_out = (
         TokenStore(
-            _mapped(folder / f"{split}.tokens", dtype),
+            _map_tokens(folder / f"{split}.tokens", dtype),
             header["num_bytes"][split],
             header["files"][f"{split}.tokens"],
             np.load(folder / f"{split}.offsets.npy"),
@@ -275,7 +275,7 @@ def _open(folder: Path, source: Source, tokenizer: Tokenizer | None) -> Dataset:
     return Dataset(train, held_out, tokenizer, digest, source.description, tuple(header["warnings"]))
 
 
-def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
+def _map_tokens(path: Path, dtype: np.dtype) -> np.ndarray:
     """Return the tokens, read-only. Small files are read: a mapped one that is cut short ends the process (SIGBUS)."""
     if path.stat().st_size > _READ:
         return np.memmap(path, dtype, mode="r")

@@ -20,7 +20,7 @@ from posx.lab.config.data import DataConfig
 from posx.lab.data.decoding import TextDecoder
 from posx.lab.data.ids import need_tokenizer
 from posx.lab.data.readers import FORMATS, IDS, READERS, TEXTS, Item, check_column, reason
-from posx.lab.progress import counted
+from posx.lab.progress import quantity
 
 _SPLIT = re.compile(r"(?:^|\.)(train|validation|valid|val|dev|test)(?=$|[./]|[-_]?\d)")
 _OTHER_NAMES = {"valid": "validation", "val": "validation", "dev": "validation"}
@@ -94,13 +94,13 @@ def find_files(config: DataConfig, setting: str) -> Files:
     reads_text = config.tokenizer in ("bytes", "bpe")
     if not path.is_dir():
         if path.suffix.lower() not in READERS or not path.is_file():
-            raise DataError(f"{key} '{path}' has a format that posx does not read. {_instead(path)}")
+            raise DataError(f"{key} '{path}' has a format that posx does not read. {_conversion_hint(path)}")
         if path.suffix.lower() in IDS and reads_text:
             raise need_tokenizer(f"{key} '{path}' has a format of token ids", config)
         if not path.stat().st_size:
             raise DataError(f"{key} '{path}' is empty (0 bytes). Name a file with text in it.")
         return Files(path.parent, (path,), str(path))
-    unread = {*(IDS if reads_text else ()), *(TEXTS if config.tokenizer == "ids" else ()), *_untyped(config)}
+    unread = {*(IDS if reads_text else ()), *(TEXTS if config.tokenizer == "ids" else ()), *_untyped_suffix(config)}
     formats = [suffix for suffix in READERS if suffix and suffix not in unread]
     usable, empty, others = list[Path](), list[Path](), list[Path]()
     for file in sorted(path.rglob("*")):
@@ -112,16 +112,20 @@ def find_files(config: DataConfig, setting: str) -> Files:
         raise DataError(f"{key} '{path}': all files are empty (0 bytes). Name files with text in them.")
     if not usable:
         raise _without_files(f"{key} '{path}'", others, config)
-    left = [_named(files, why) for files, why in ((empty, "empty"), (others, f"not of {' '.join(formats)}")) if files]
+    left = [
+        _left_out_text(files, why)
+        for files, why in ((empty, "empty"), (others, f"not of {' '.join(formats)}"))
+        if files
+    ]
     return Files(path, tuple(usable), str(path), "; ".join(left))
 
 
-def _untyped(config: DataConfig) -> tuple[str, ...]:
+def _untyped_suffix(config: DataConfig) -> tuple[str, ...]:
     """Return the suffix of files of numbers whose type is not known, and which a folder of other files may hold."""
     return () if config.dtype or config.tokenizer == "ids" else (".bin",)
 
 
-def _instead(path: Path) -> str:
+def _conversion_hint(path: Path) -> str:
     """Return how to get a file that posx reads."""
     tools = {".gz": "gunzip --keep", ".zst": "zstd --decompress", ".xz": "unxz --keep", ".bz2": "bunzip2 --keep"}
     if path.suffix.lower() in tools:
@@ -140,7 +144,7 @@ def _without_files(where: str, others: list[Path], config: DataConfig) -> DataEr
         return DataError(
             f"{where} holds '{ids[0].name}', numbers without a type. Name it, for example --config.data.dtype=uint16"
         )
-    packed = f" {_instead(others[0])}" if others else f" It reads {FORMATS} files."
+    packed = f" {_conversion_hint(others[0])}" if others else f" It reads {FORMATS} files."
     return DataError(f"{where} is a folder without files that posx reads.{packed}")
 
 
@@ -152,9 +156,9 @@ def find_splits(config: DataConfig) -> list[Files]:
     files = find_files(config, "source")
     splits: dict[str, list[Path]] = {}
     for name, path in zip(files.names(), files.paths, strict=True):
-        found = _SPLIT.search(path.stem.lower()) or _SPLIT.match(name.lower() if "/" in name else "")
-        if found and len(files.paths) > 1:
-            splits.setdefault(_OTHER_NAMES.get(found[1], found[1]), []).append(path)
+        match = _SPLIT.search(path.stem.lower()) or _SPLIT.match(name.lower() if "/" in name else "")
+        if match and len(files.paths) > 1:
+            splits.setdefault(_OTHER_NAMES.get(match[1], match[1]), []).append(path)
     unused = len(files.paths) - sum(map(len, splits.values()))
     if "train" not in splits:
         if splits and not unused:
@@ -163,13 +167,13 @@ def find_splits(config: DataConfig) -> list[Files]:
                 "whose name starts with 'train'. Name the training file itself as data.source."
             )
         return [files]
-    others = f"{counted(unused, 'file')} left out: other files are named train, and these name no split"
+    others = f"{quantity(unused, 'file')} left out: other files are named train, and these name no split"
     notice = "; ".join(filter(None, [others if unused else "", files.left_out]))
     named = [(splits["train"], notice), (splits.get("validation"), "")]
     return [Files(files.root, tuple(paths), files.description, left_out) for paths, left_out in named if paths]
 
 
-def _named(files: list[Path], why: str) -> str:
+def _left_out_text(files: list[Path], why: str) -> str:
     more = f" and {len(files) - 3} more" if len(files) > 3 else ""
     return f"left out as {why}: {', '.join(file.name for file in files[:3])}{more}"
 
@@ -191,7 +195,7 @@ def load_hub(config: DataConfig, splits: list[str]) -> list[Files]:
     online = not (datasets.config.HF_HUB_OFFLINE or constants.HF_HUB_OFFLINE) and _reachable()
     with _quiet(offline=not online):
         try:
-            found = datasets.load_dataset(name, subset or None, keep_in_memory=False)
+            dataset = datasets.load_dataset(name, subset or None, keep_in_memory=False)
         except Exception as error:  # `datasets` raises all kinds
             if online:
                 raise DataError(
@@ -205,10 +209,10 @@ def load_hub(config: DataConfig, splits: list[str]) -> list[Files]:
             ) from None
     parts = []
     for split in splits:
-        if split not in found:
-            raise DataError(f"hub data set '{name}' has no split '{split}'. It has {', '.join(map(repr, found))}.")
-        check_column(f"hub data set '{name}'", config.text_column, found[split].column_names)
-        paths = tuple(Path(entry["filename"]) for entry in found[split].cache_files)
+        if split not in dataset:
+            raise DataError(f"hub data set '{name}' has no split '{split}'. It has {', '.join(map(repr, dataset))}.")
+        check_column(f"hub data set '{name}'", config.text_column, dataset[split].column_names)
+        paths = tuple(Path(entry["filename"]) for entry in dataset[split].cache_files)
         folder = paths[0].parent if paths else Path()
         parts.append(Files(folder, paths, f"{name}:{subset}" if subset else name))
     return parts

@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from posx.errors import DataError
-from posx.lab.files.lines import parsed
+from posx.lab.files.lines import parse_json
 
 EOS = "<|endoftext|>"
 _EOS_NAMES = (EOS, "</s>", "<|end_of_text|>", "<eos>", "<EOS>", "<|eos|>", "[EOS]", "[SEP]")
@@ -87,7 +87,7 @@ class _Tokenizer:
         """
         return self.encode(text).tolist()
 
-    def shown(self, number: int) -> str:
+    def spell(self, number: int) -> str:
         """Return the text of one id, that of special tokens too; "" for an id that stands for nothing."""
         return self.decode([number])
 
@@ -112,7 +112,7 @@ class ByteTokenizer(_Tokenizer):
         return [np.ones(len(utf8(text)), np.int64) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        array = _checked(ids, self.vocab_size)
+        array = _check_ids(ids, self.vocab_size)
         return array[array < 256].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
 
@@ -156,7 +156,7 @@ class IdTokenizer(_Tokenizer):
         return [None for _ in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        array = _checked(ids, self.vocab_size)
+        array = _check_ids(ids, self.vocab_size)
         return " ".join(map(str, array[array < self.num_ids].tolist()))
 
 
@@ -168,10 +168,10 @@ class BpeTokenizer(_Tokenizer):
 
     @cached_property
     def _parts(self) -> tuple[str, Mapping[str, Any]]:
-        if f'"{_OF_MODEL}"' not in self.text or _OF_MODEL not in (found := parsed(self.text)):
+        if f'"{_OF_MODEL}"' not in self.text or _OF_MODEL not in (stored := parse_json(self.text)):
             return self.text, {}
-        ids = found.pop(_OF_MODEL)
-        return json.dumps(found, ensure_ascii=False), ids
+        ids = stored.pop(_OF_MODEL)
+        return json.dumps(stored, ensure_ascii=False), ids
 
     @property
     def plain(self) -> str:
@@ -179,20 +179,20 @@ class BpeTokenizer(_Tokenizer):
         return self._parts[0]
 
     @property
-    def of_model(self) -> Mapping[str, Any]:
+    def model_ids(self) -> Mapping[str, Any]:
         """The ids of an imported model, as `with_model` keeps them; empty for every other tokenizer."""
         return self._parts[1]
 
     @property
     def digest(self) -> str:
         # The settings of generation beside the ids change no text, so they do not keep two rows apart.
-        named = f"{self.plain}\n{self.begin} {self.eos}" if self.of_model else self.text
+        named = f"{self.plain}\n{self.begin} {self.eos}" if self.model_ids else self.text
         return hashlib.sha256(named.encode()).hexdigest()
 
     @cached_property
     def name(self) -> str:
         """The kind of model in the file: "bpe", "unigram", "wordpiece" or "wordlevel"."""
-        return str(parsed(self.text)["model"].get("type", "bpe")).lower()
+        return str(parse_json(self.text)["model"].get("type", "bpe")).lower()
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -255,20 +255,20 @@ class BpeTokenizer(_Tokenizer):
         # Any text is one token of this vocabulary.
         whole = dict.fromkeys(("normalizer", "pre_tokenizer", "decoder")) | {"version": "1.0", "added_tokens": []}
         whole["model"] = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
-        whole["post_processor"] = parsed(self.plain).get("post_processor")
-        found = HfTokenizer.from_str(json.dumps(whole)).encode("a")
-        return tuple(found.ids[: found.special_tokens_mask.index(0)])
+        whole["post_processor"] = parse_json(self.plain).get("post_processor")
+        encoding = HfTokenizer.from_str(json.dumps(whole)).encode("a")
+        return tuple(encoding.ids[: encoding.special_tokens_mask.index(0)])
 
     @cached_property
     def begin(self) -> int:
         """The first id of `template`, else the begin token of an imported model, else `eos`."""
-        of_model = self.of_model.get("begin")
+        of_model = self.model_ids.get("begin")
         return next(iter(self.template), self.eos if of_model is None else int(of_model))
 
     @cached_property
     def ends(self) -> tuple[int, ...]:
         """The end tokens of an imported model: those of its config.json, then those of its generation_config.json."""
-        return tuple(map(int, self.of_model.get("ends", ())))
+        return tuple(map(int, self.model_ids.get("ends", ())))
 
     @cached_property
     def vocab_size(self) -> int:
@@ -285,7 +285,7 @@ class BpeTokenizer(_Tokenizer):
         tokens share is divided among them. None for a text if the tokenizer cannot tell.
         """
         encodings = self._encodings(texts, self._tokenizer.encode_batch)
-        return [_bytes_of(encoding.offsets, text) for encoding, text in zip(encodings, texts, strict=True)]
+        return [_token_bytes(encoding.offsets, text) for encoding, text in zip(encodings, texts, strict=True)]
 
     def _encodings(self, texts: Sequence[str], encode: Callable[..., list[Any]], special: bool = False) -> list[Any]:
         for text in texts:
@@ -297,14 +297,14 @@ class BpeTokenizer(_Tokenizer):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids` without special tokens. Raises DataError for ids outside the vocabulary."""
-        array = _checked(ids, self.vocab_size)
+        array = _check_ids(ids, self.vocab_size)
         return self._tokenizer.decode(array[array < self.num_ids].tolist(), skip_special_tokens=True)
 
     def encode_whole(self, text: str, special: bool) -> list[int]:
-        (found,) = self._encodings([text], self._own.encode_batch, special)
-        return found.ids
+        (encoding,) = self._encodings([text], self._own.encode_batch, special)
+        return encoding.ids
 
-    def shown(self, number: int) -> str:
+    def spell(self, number: int) -> str:
         return self._own.decode([number], skip_special_tokens=False) if number < self.num_ids else ""
 
 
@@ -333,11 +333,11 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     path = path / "tokenizer.json" if path.is_dir() else path
     try:
         text = path.read_bytes().decode("utf-8")
-        found = parsed(text)
-        if found == parsed(_BYTES_JSON):
+        stored = parse_json(text)
+        if stored == parse_json(_BYTES_JSON):
             return ByteTokenizer()
-        if isinstance(found, dict) and found.get("type") == _IDS_TYPE:
-            return IdTokenizer(int(found["num_ids"]))
+        if isinstance(stored, dict) and stored.get("type") == _IDS_TYPE:
+            return IdTokenizer(int(stored["num_ids"]))
     except FileNotFoundError:
         raise DataError(
             f"tokenizer '{path}' does not exist. Use 'bytes', 'bpe' (trained here), 'ids' or the path of a "
@@ -368,7 +368,7 @@ def with_model(text: str, ids: Mapping[str, Any]) -> str:
       ids: "begin" (an id or None) and "ends" (ids, the first of which is `eos`). "config" holds the "bos_token_id" and
         "eos_token_id" of the model's file, each if it is there. "generation_config" is as in that file, or None.
     """
-    return json.dumps({**parsed(text), _OF_MODEL: dict(ids)}, ensure_ascii=False)
+    return json.dumps({**parse_json(text), _OF_MODEL: dict(ids)}, ensure_ascii=False)
 
 
 def utf8(text: str) -> bytes:
@@ -382,7 +382,7 @@ def utf8(text: str) -> bytes:
         ) from None
 
 
-def _checked(ids: Iterable[int], vocab_size: int) -> np.ndarray:
+def _check_ids(ids: Iterable[int], vocab_size: int) -> np.ndarray:
     array = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64).reshape(-1)
     if array.size and (array.min() < 0 or array.max() >= vocab_size):
         raise DataError(
@@ -391,7 +391,7 @@ def _checked(ids: Iterable[int], vocab_size: int) -> np.ndarray:
     return array
 
 
-def _bytes_of(offsets: Sequence[tuple[int, int]], text: str) -> np.ndarray | None:
+def _token_bytes(offsets: Sequence[tuple[int, int]], text: str) -> np.ndarray | None:
     """Return the UTF-8 bytes of `text` behind each token, from the tokens' spans in characters.
 
     A token ends with its span, and starts at the end of the tokens before it. Tokens that end at the same place share
@@ -406,7 +406,7 @@ def _bytes_of(offsets: Sequence[tuple[int, int]], text: str) -> np.ndarray | Non
     code = np.frombuffer(text.encode("utf-32-le"), "<u4")
     sizes = 1 + (code >= 0x80) + (code >= 0x800) + (code >= 0x10000)  # of UTF-8
     places = np.concatenate([[0], np.cumsum(sizes)])[ends]
-    found, first, count = np.unique(places, return_index=True, return_counts=True)
-    group = np.repeat(np.arange(len(found)), count)
-    size, nth = np.diff(found, prepend=0)[group], np.arange(len(places)) - first[group] + 1
+    stops, first, count = np.unique(places, return_index=True, return_counts=True)
+    group = np.repeat(np.arange(len(stops)), count)
+    size, nth = np.diff(stops, prepend=0)[group], np.arange(len(places)) - first[group] + 1
     return size * nth // count[group] - size * (nth - 1) // count[group]

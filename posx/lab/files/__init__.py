@@ -1,5 +1,5 @@
 """Files and folders that survive a kill: written whole, appended line by line, held by one process."""
 
-from posx.lazy import modules_of
+from posx.lazy import module_getter
 
-__getattr__ = modules_of(__name__)
+__getattr__ = module_getter(__name__)

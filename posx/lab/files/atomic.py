@@ -18,7 +18,7 @@ PART = ".part"
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
+def replace_file(path: Path) -> Iterator[IO[bytes]]:
     """Yield a new binary file that replaces `path` once it is complete and on the disk. Raises OSError.
 
     It is beside `path`, under a name of this process's own, and is removed if writing fails.
@@ -60,22 +60,22 @@ def is_alive(pid: str) -> bool:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace the content of `path` by `data`. Raises OSError."""
-    with replacing(path) as file:
+    with replace_file(path) as file:
         file.write(data)
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write `values` as JSON. Raises OutOfMemoryError if the disk is full, WorkdirError for another fault of it."""
     with disk_errors(path):
-        write_bytes(path, (json.dumps(finite(values), indent=1) + "\n").encode())
+        write_bytes(path, (json.dumps(finite_json(values), indent=1) + "\n").encode())
 
 
-def finite(value: Any) -> Any:
+def finite_json(value: Any) -> Any:
     """Return `value` with NaN and infinities as text, which every JSON parser reads."""
     if isinstance(value, Mapping):
-        return {k: finite(v) for k, v in value.items()}
+        return {k: finite_json(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(v) for v in value]
+        return [finite_json(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

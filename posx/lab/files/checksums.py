@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from posx.errors import Damaged
-from posx.lab.files.atomic import disk_errors, finite, write_bytes
-from posx.lab.files.lines import parsed
+from posx.lab.files.atomic import disk_errors, finite_json, write_bytes
+from posx.lab.files.lines import parse_json
 
 #: The field of an object that holds the checksum of all others.
 CHECKSUM = "checksum"
@@ -23,7 +23,7 @@ CHECKSUM = "checksum"
 
 def with_checksum(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return `values` with the checksum that they have once they are stored as JSON."""
-    kept = finite({name: value for name, value in values.items() if name != CHECKSUM})
+    kept = finite_json({name: value for name, value in values.items() if name != CHECKSUM})
     return kept | {CHECKSUM: _checksum(kept)}
 
 
@@ -52,27 +52,27 @@ def read_object(path: Path) -> dict[str, Any]:
       Damaged: the file is missing or unreadable, or holds no object.
     """
     try:
-        found = parsed(path.read_text(encoding="utf-8"))
+        values = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise Damaged(f"{path} is missing") from None
     except OSError as error:
         raise Damaged(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise Damaged(f"{path} cannot be read: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(values, dict):
         raise Damaged(f"{path} cannot be read: it holds no object")
-    return found
+    return values
 
 
 def read_checked(path: Path) -> dict[str, Any]:
     """Return the object of a JSON file that matches its checksum. Raises Damaged for a file that does not."""
-    found = read_object(path)
-    if problem := checksum_problem(found):
+    values = read_object(path)
+    if problem := checksum_problem(values):
         raise Damaged(f"{path}: {problem}")
-    return found
+    return values
 
 
-def whole(path: Path) -> dict[str, Any]:
+def read_verified(path: Path) -> dict[str, Any]:
     """Return the object of a JSON file that matches its checksum, empty if there is none."""
     try:
         return read_checked(path)
@@ -88,13 +88,13 @@ def file_checksum(path: Path) -> str:
 
 def set_aside(path: Path) -> Path:
     """Move a damaged file or folder to `NAME.damaged-DATE` and return that place. Raises WorkdirError."""
-    place = aside(path)
+    place = damaged_path(path)
     with disk_errors(path):
         path.rename(place)
     return place
 
 
-def aside(path: Path) -> Path:
+def damaged_path(path: Path) -> Path:
     """Return the place that a damaged file is moved to now, which is free."""
     place = path.with_name(f"{path.name}.damaged-{time.strftime('%Y-%m-%d')}")
     number = 1
@@ -110,6 +110,6 @@ def set_lines_aside(path: Path, numbers: Collection[int]) -> Path:
         every = path.read_bytes().split(b"\n")
         taken = [line for number, line in enumerate(every, 1) if number in numbers]
         kept = [line for number, line in enumerate(every, 1) if number not in numbers and line.strip()]
-        write_bytes(place := aside(path), b"\n".join([*taken, b""]))
+        write_bytes(place := damaged_path(path), b"\n".join([*taken, b""]))
         write_bytes(path, b"\n".join([*kept, b""]) if kept else b"")
     return place

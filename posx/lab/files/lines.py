@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from posx.errors import WorkdirError
-from posx.lab.files.atomic import disk_errors, finite
+from posx.lab.files.atomic import disk_errors, finite_json
 
 
-def parsed(text: str | bytes) -> Any:
+def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text. Raises ValueError for every fault in it, excessive nesting too."""
     try:
         return json.loads(text)
@@ -22,7 +22,7 @@ def parsed(text: str | bytes) -> Any:
 
 def append(path: Path, row: Mapping[str, Any]) -> None:
     """Append a line. The torn last line of a killed process is ended first. Raises OutOfMemoryError, WorkdirError."""
-    line = json.dumps(finite(row)) + "\n"
+    line = json.dumps(finite_json(row)) + "\n"
     with disk_errors(path), open(path, "ab+") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
@@ -31,15 +31,15 @@ def append(path: Path, row: Mapping[str, Any]) -> None:
         file.write(line.encode())
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the objects of `path` in order, none if it is missing. Raises WorkdirError if it cannot be read.
 
     Broken lines are left out.
     """
-    return [row for _, row in numbered(path) if row is not None]
+    return [row for _, row in number_lines(path) if row is not None]
 
 
-def numbered(path: Path) -> list[tuple[int, dict[str, Any] | None]]:
+def number_lines(path: Path) -> list[tuple[int, dict[str, Any] | None]]:
     """Return (number from 1, object) of each line that is not blank. A line that holds no object has None.
 
     A missing file has no lines. Raises WorkdirError if it cannot be read.
@@ -53,16 +53,16 @@ def numbered(path: Path) -> list[tuple[int, dict[str, Any] | None]]:
     return [(number, _object(line)) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
 
 
-def whole(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """Return the object that a JSON file holds, empty if it is missing or damaged."""
     try:
-        found = parsed(path.read_text(encoding="utf-8"))
+        values = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return values if isinstance(values, dict) else {}
 
 
-def first(path: Path) -> dict[str, Any]:
+def first_object(path: Path) -> dict[str, Any]:
     """Return the object on the first line of `path`, empty if there is none. Long files are not read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -74,7 +74,7 @@ def first(path: Path) -> dict[str, Any]:
 def _object(line: str) -> dict[str, Any] | None:
     """Return the object on a line, None if it is broken."""
     try:
-        row = parsed(line)
+        row = parse_json(line)
     except ValueError:
         return None
     return row if isinstance(row, dict) else None

@@ -25,12 +25,12 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(path.stem) for path in folder.glob("*.json") if path.stem.isdigit())
 
 
-def path_of(folder: Path, step: int) -> Path:
+def manifest_path(folder: Path, step: int) -> Path:
     """Return the place of a manifest."""
     return folder / f"{step}.json"
 
 
-def write(folder: Path, step: int, run: str, arrays: Mapping[str, Any]) -> None:
+def write_manifest(folder: Path, step: int, run: str, arrays: Mapping[str, Any]) -> None:
     """Write the manifest of a step whose files are complete.
 
     Args:
@@ -44,10 +44,10 @@ def write(folder: Path, step: int, run: str, arrays: Mapping[str, Any]) -> None:
     """
     facts = {"format_version": FORMAT_VERSION, "step": step, "run": run, "arrays": arrays}
     facts |= {"files": {name: file_checksum(path) for name, path in _files(folder, step).items()}}
-    write_bytes(path_of(folder, step), json.dumps(with_checksum(facts)).encode())
+    write_bytes(manifest_path(folder, step), json.dumps(with_checksum(facts)).encode())
 
 
-def read(folder: Path, step: int) -> dict[str, Any]:
+def read_manifest(folder: Path, step: int) -> dict[str, Any]:
     """Return a manifest that matches its checksum.
 
     Args:
@@ -62,32 +62,32 @@ def read(folder: Path, step: int) -> dict[str, Any]:
       WorkdirError: it is of another version.
     """
     try:
-        found = read_object(path_of(folder, step))
+        manifest = read_object(manifest_path(folder, step))
     except Damaged as error:
-        raise Damaged(f"manifest: {str(error).removeprefix(f'{path_of(folder, step)} ')}") from None
-    if (version := found.get("format_version", FORMAT_VERSION)) != FORMAT_VERSION:
+        raise Damaged(f"manifest: {str(error).removeprefix(f'{manifest_path(folder, step)} ')}") from None
+    if (version := manifest.get("format_version", FORMAT_VERSION)) != FORMAT_VERSION:
         raise WorkdirError(
             f"checkpoint {step} in {folder} has format {version!r}, which this posx does not read. Use another "
             "--workdir."
         )
-    if problem := checksum_problem(found):
+    if problem := checksum_problem(manifest):
         raise Damaged(f"manifest: {problem}")
-    if not all(isinstance(found.get(name), dict) for name in ("arrays", "files")):
+    if not all(isinstance(manifest.get(name), dict) for name in ("arrays", "files")):
         raise Damaged("manifest: it names no arrays or no files")
-    if found.get("step") != step:
-        raise Damaged(f"manifest: it is of step {found.get('step')}")
-    return found
+    if manifest.get("step") != step:
+        raise Damaged(f"manifest: it is of step {manifest.get('step')}")
+    return manifest
 
 
-def run_of(folder: Path, step: int) -> str:
-    """Return the hash of the run that a step is of, "" if its manifest is damaged. Raises WorkdirError as `read`."""
+def manifest_run(folder: Path, step: int) -> str:
+    """Return the hash of the run that a step is of, "" if its manifest is damaged. Raises WorkdirError."""
     try:
-        return str(read(folder, step).get("run", ""))
+        return str(read_manifest(folder, step).get("run", ""))
     except Damaged:
         return ""
 
 
-def problem_of(folder: Path, step: int) -> str:
+def manifest_problem(folder: Path, step: int) -> str:
     """Return the first difference of a step's files from its manifest, "" if there is none.
 
     Args:
@@ -98,13 +98,13 @@ def problem_of(folder: Path, step: int) -> str:
       WorkdirError: the manifest is of another version.
     """
     try:
-        wanted, found = read(folder, step)["files"], _files(folder, step)
-        for name in sorted(wanted.keys() | found.keys()):
-            if name not in found:
+        wanted, files = read_manifest(folder, step)["files"], _files(folder, step)
+        for name in sorted(wanted.keys() | files.keys()):
+            if name not in files:
                 return f"{name} is missing"
             if name not in wanted:
                 return f"{name} is not in the manifest"
-            if file_checksum(found[name]) != wanted[name]:
+            if file_checksum(files[name]) != wanted[name]:
                 return f"{name} does not match its digest"
     except Damaged as error:
         return str(error)
@@ -113,9 +113,11 @@ def problem_of(folder: Path, step: int) -> str:
     return ""
 
 
-def weights_of(folder: Path, step: int) -> str:
-    """Return a digest of the parameters of a step, whatever their run. Raises Damaged, WorkdirError as `read`."""
-    params = {name: facts for name, facts in read(folder, step)["arrays"].items() if name.startswith("params.")}
+def weights_digest(folder: Path, step: int) -> str:
+    """Return a digest of the parameters of a step, whatever their run. Raises Damaged, WorkdirError."""
+    params = {
+        name: facts for name, facts in read_manifest(folder, step)["arrays"].items() if name.startswith("params.")
+    }
     return hashlib.sha256(json.dumps(params, sort_keys=True).encode()).hexdigest()[:16]
 
 

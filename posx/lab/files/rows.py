@@ -28,7 +28,7 @@ BLOCK_ROUNDING, POSITION_ROUNDING = 0.006, 1e-5
 LARGEST_NLL = 700.0
 
 
-def problem_of(row: Mapping[str, Any]) -> str:
+def row_problem(row: Mapping[str, Any]) -> str:
     """Return the first way in which a row of `eval.jsonl` is not whole, "" if there is none."""
     if (version := row.get("schema_version")) != ROW_VERSION:
         return f"it is a row of version {version!r}, but this posx reads {ROW_VERSION}"
@@ -39,7 +39,7 @@ def problem_of(row: Mapping[str, Any]) -> str:
     return next((why for test in _AGREEMENTS for why in test(row)), "") or checksum_problem(row)
 
 
-def problem_of_log(row: Mapping[str, Any]) -> str:
+def log_problem(row: Mapping[str, Any]) -> str:
     """Return the first way in which a row of `metrics.jsonl` is not whole, "" if there is none."""
     if not all(_is_step(row.get(name)) for name in ("step", "attempt")):
         return "it has no step and attempt"
@@ -49,7 +49,7 @@ def problem_of_log(row: Mapping[str, Any]) -> str:
     return checksum_problem(row)
 
 
-def checked(path: Path, problem: Callable[[Row], str] = problem_of, run: str = "") -> list[tuple[int, Row, str]]:
+def check_rows(path: Path, problem: Callable[[Row], str] = row_problem, run: str = "") -> list[tuple[int, Row, str]]:
     """Return (number of the line, row, its problem) of each line of a file. A whole row has the problem "".
 
     Args:
@@ -60,31 +60,31 @@ def checked(path: Path, problem: Callable[[Row], str] = problem_of, run: str = "
     Raises:
       WorkdirError: the file cannot be read.
     """
-    found = []
+    checked_lines = []
     seen: dict[Any, int] = {}
-    for line, row in lines.numbered(path):
+    for line, row in lines.number_lines(path):
         if row is None:
-            found.append((line, Row(), "it is cut, or no object of JSON"))
+            checked_lines.append((line, Row(), "it is cut, or no object of JSON"))
             continue
         why, first = problem(row), line
         if not why and run and row.get("hash", run) != run:
             why = f"it is of the run {row['hash']}, but config.json is of {run}"
         if not why and row.get("status", "ok") == "ok":  # a length that ran out of memory may do so again
             first = seen.setdefault(row[CHECKSUM], line)
-        found.append((line, row, why or (f"it repeats line {first}" if first != line else "")))
-    return found
+        checked_lines.append((line, row, why or (f"it repeats line {first}" if first != line else "")))
+    return checked_lines
 
 
-def read(
+def read_row_file(
     path: Path,
     notice: Callable[[str], object] = lambda words: None,
-    problem: Callable[[Row], str] = problem_of,
+    problem: Callable[[Row], str] = row_problem,
     run: str = "",
 ) -> list[Row]:
     """Return the whole rows of a file in order. `notice` is called with a line of text for each other row.
 
     Args:
-      path: `eval.jsonl`, or `metrics.jsonl` with `problem_of_log`. A missing file has no rows.
+      path: `eval.jsonl`, or `metrics.jsonl` with `log_problem`. A missing file has no rows.
       notice: takes "PATH, line N: the problem".
       problem: returns why a row is not whole.
       run: the hash of the run that all rows are of, "" if it is not known.
@@ -92,19 +92,19 @@ def read(
     Raises:
       WorkdirError: the file cannot be read.
     """
-    every = checked(path, problem, run)
+    every = check_rows(path, problem, run)
     for line, _, why in every:
         if why:
             notice(f"{path}, line {line}: {why}")
     return [row for _, row, why in every if not why]
 
 
-def named(row: Mapping[str, Any]) -> str:
+def row_name(row: Mapping[str, Any]) -> str:
     """Return a row's protocol and window, as "sliding at 128"."""
     return f"{row['protocol']} at {row['eval_len']}"
 
 
-def result_of(row: Mapping[str, Any]) -> str:
+def result_text(row: Mapping[str, Any]) -> str:
     """Return the result of a measurement in words."""
     ppl = row.get("ppl")
     return f"ppl {ppl:.3f}" if isinstance(ppl, float) else f"ppl {ppl}" if ppl == "inf" else row.get("status", "ok")
@@ -113,7 +113,7 @@ def result_of(row: Mapping[str, Any]) -> str:
 def failures(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the rows that failed, in words."""
     failed = [row for row in rows if row.get("status") in ("oom", "nonfinite")]
-    return [f"{row['run_id']} {named(row)}: {row['status']}" for row in failed]
+    return [f"{row['run_id']} {row_name(row)}: {row['status']}" for row in failed]
 
 
 def number(value: Any) -> float | None:

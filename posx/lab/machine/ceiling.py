@@ -15,7 +15,7 @@ from posx.lab.files import checksums
 from posx.lab.files.atomic import write_json
 from posx.lab.files.rows import number
 from posx.machine.cores import cpu_name, usable_cores
-from posx.machine.platforms import on_cpu
+from posx.machine.platforms import is_on_cpu
 
 #: The rows and columns of the matrix products whose speed is measured, and their number in one call. An accelerator
 #: needs larger products, and several, or it shows how fast calls begin.
@@ -35,11 +35,11 @@ def machine_ceiling(folder: Path, dtype: str, max_age: float = math.inf, keep: b
       max_age: seconds after which it is measured again, as others may have been at work. The best of all times counts.
       keep: whether a measurement is stored.
     """
-    units = jax.process_count() if on_cpu() else jax.device_count()
-    device = cpu_name() if on_cpu() else jax.devices()[0].device_kind  # JAX calls every CPU "cpu"
+    units = jax.process_count() if is_on_cpu() else jax.device_count()
+    device = cpu_name() if is_on_cpu() else jax.devices()[0].device_kind  # JAX calls every CPU "cpu"
     kind = f"{device}-{len(usable_cores())}-{dtype}"
     path = folder / f"ceiling-{kind}.json".replace(" ", "_").replace("/", "_")
-    known = number(checksums.whole(path).get("flops_per_second")) or 0.0
+    known = number(checksums.read_verified(path).get("flops_per_second")) or 0.0
     with contextlib.suppress(OSError):
         if known and time.time() - path.stat().st_mtime < max_age:
             return units * known
@@ -53,7 +53,7 @@ def machine_ceiling(folder: Path, dtype: str, max_age: float = math.inf, keep: b
 
 def _measure(dtype: str) -> float:
     """Return the speed of the fastest of several products, since others may use the machine meanwhile."""
-    size, count = (SIZE, PRODUCTS) if on_cpu() else (ACCELERATOR_SIZE, ACCELERATOR_PRODUCTS)
+    size, count = (SIZE, PRODUCTS) if is_on_cpu() else (ACCELERATOR_SIZE, ACCELERATOR_PRODUCTS)
     a = jnp.ones((size, size), dtype)
 
     @jax.jit

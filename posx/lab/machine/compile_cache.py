@@ -105,8 +105,8 @@ def _delete_torn(folder: Path) -> None:
 
     def show(message: Warning | str, *where: Any, **more: Any) -> None:
         """Show a warning, or delete the entry that it names."""
-        if found := _UNREADABLE.match(str(message)):
-            entries = [path for path in folder.glob("*-cache") if path.name.rsplit("-", 2)[0] == found[1]]
+        if match := _UNREADABLE.match(str(message)):
+            entries = [path for path in folder.glob("*-cache") if path.name.rsplit("-", 2)[0] == match[1]]
             for path in list(filter(_is_torn, entries)) or entries:
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)

@@ -47,7 +47,7 @@ _on_abort: Any = None
 
 def are_asked(values: Mapping[str, Any]) -> bool:
     """Return whether flags or a launcher say that this process is one of several."""
-    return bool(values["coordinator"]) or (values["processes"] != 1 and _started_together())
+    return bool(values["coordinator"]) or (values["processes"] != 1 and _is_launched())
 
 
 def carry_out(command: Callable[[dict[str, Any]], Callable[[], object] | None], values: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ def _join(values: Mapping[str, Any]) -> None:
     if address and not (address.rpartition(":")[0] and address.rpartition(":")[2].isdigit()):
         raise ConfigError(f"--coordinator={coordinator}: HOST:PORT is expected, or auto.")
     known = number is not None and count is not None and number < count
-    if address and not _started_together() and not known:
+    if address and not _is_launched() and not known:
         raise ConfigError(
             f"--processes={count}, --process={number}: give both, the number of processes and the number of "
             "this one, from 0."
@@ -104,7 +104,7 @@ def _join(values: Mapping[str, Any]) -> None:
     missed.daemon = True
     missed.start()
     try:
-        with interrupts.kept():  # JAX has a handler of its own for SIGTERM
+        with interrupts.keep_handlers():  # JAX has a handler of its own for SIGTERM
             jax.distributed.initialize(
                 address or None, count, number, initialization_timeout=2 * MEETING_SECONDS,
                 heartbeat_timeout_seconds=MISSED_SECONDS, shutdown_timeout_seconds=MISSED_SECONDS,
@@ -123,7 +123,7 @@ def _join(values: Mapping[str, Any]) -> None:
         notices.be_quiet()
     here = [sum(device.process_index == n for device in jax.devices()) for n in range(jax.process_count())]
     if len(set(here)) > 1:
-        raise alike(ConfigError(f"the processes of this run have different numbers of devices: {here}"))
+        raise mark_alike(ConfigError(f"the processes of this run have different numbers of devices: {here}"))
 
 
 def _check_free(address: str) -> None:
@@ -150,11 +150,11 @@ def _end_in_one_line() -> None:
     """Make an abort by JAX's runtime, which follows the loss of another process, end as `Lost` does."""
     global _on_abort
 
-    def aborted(_: int) -> None:
+    def abort(_: int) -> None:
         os.write(2, f"posx: {Lost()}\n".encode())
         os._exit(Lost.exit_code)
 
-    _on_abort = ctypes.CFUNCTYPE(None, ctypes.c_int)(aborted)  # kept, as C calls it
+    _on_abort = ctypes.CFUNCTYPE(None, ctypes.c_int)(abort)  # kept, as C calls it
     with contextlib.suppress(OSError, AttributeError):  # Windows
         ctypes.CDLL(None).signal(signal.SIGABRT, _on_abort)
 
@@ -170,7 +170,7 @@ def _results_alone() -> None:
         return
 
 
-def _started_together() -> bool:
+def _is_launched() -> bool:
     told = [os.environ.get(name, "") for name in LAUNCHERS]
     return "," in os.environ.get(WORKERS, "") or any(text.isdigit() and int(text) > 1 for text in told)
 
@@ -184,9 +184,9 @@ def broadcast(function: Callable[[], T]) -> T:
     """Call `function` in process 0 and broadcast its JSON-serialisable result. Its PosxError is raised in all."""
     if not _joined:
         return function()
-    found: list[T] = []
-    on_first(lambda: found.append(function()))
-    return json.loads(_texts(json.dumps(found))[0])[0]
+    results: list[T] = []
+    on_first(lambda: results.append(function()))
+    return json.loads(_texts(json.dumps(results))[0])[0]
 
 
 def on_first(function: Callable[[], object]) -> None:
@@ -204,11 +204,11 @@ def on_all(function: Callable[[], T]) -> T:
         return function()
     failed: PosxError | None = None
     try:
-        found = function()
+        result = function()
     except PosxError as error:
         failed = error
     _agree(failed)
-    return found
+    return result
 
 
 def _agree(failed: PosxError | None) -> None:
@@ -220,7 +220,7 @@ def _agree(failed: PosxError | None) -> None:
     kind = next((cls for cls in _kinds(PosxError) if cls.__name__ == name), PosxError)
     shared = kind.__new__(kind)
     shared.args = (text,)
-    raise alike(shared) from None
+    raise mark_alike(shared) from None
 
 
 def _kinds(kind: type[PosxError]) -> Iterator[type[PosxError]]:
@@ -243,10 +243,10 @@ def check_same(facts: Mapping[str, str]) -> None:
             f"the processes of this run were started with different settings: {', '.join(differing)}. Start all "
             "of them with the same command."
         )
-        raise alike(ConfigError(told))
+        raise mark_alike(ConfigError(told))
 
 
-def alike(error: PosxError) -> PosxError:
+def mark_alike(error: PosxError) -> PosxError:
     """Mark `error` as raised in all processes."""
     error.alike = True
     return error

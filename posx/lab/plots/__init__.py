@@ -34,16 +34,16 @@ from posx.lab.plots.points import read_training
 from posx.lab.plots.tables import as_markdown, is_table, table, tables
 from posx.lab.results.table import PER_POSITION, diverged_runs, missing_runs, read_results
 from posx.lab.runs.folder import RunFolder, typed_path
-from posx.lazy import modules_of
+from posx.lazy import module_getter
 from posx.notices import say
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-__all__ = ["FORMS", "WHAT", "draw_again", "is_table", "picture", "plot", "table", "table_as"]
+__all__ = ["FORMS", "WHAT", "draw_again", "format_table", "is_table", "picture", "plot", "table"]
 
-__getattr__ = modules_of(__name__)
+__getattr__ = module_getter(__name__)
 
 FORMS = ("markdown", *FORMATS)
 WHAT = ("all", *curves.DRAW, "training", "encodings")
@@ -65,7 +65,7 @@ def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
     if what == "encodings":
         from posx.lab.plots import effects, pictures
 
-        subjects = effects.encodings_of(folder) or effects.catalogue()
+        subjects = effects.folder_encodings(folder) or effects.catalogue()
         return _save(lambda: pictures.encodings(subjects), folder / "figures", what)
     stored = read_results(folder)
     kinds = WHAT[1:-1] if what == "all" else (what,)
@@ -80,7 +80,7 @@ def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
             f"{'metrics.jsonl' if what == 'training' else 'eval.jsonl'} here or in its sub-folders. "
             + ("Train a run there first" if what == "training" else how)
         )
-    for path in set(_drawn(folder, kinds)) - set(written):
+    for path in set(_figure_files(folder, kinds)) - set(written):
         with disk_errors(path):
             path.unlink()
     if what == "all" and not _write_table(folder, stored):
@@ -96,7 +96,7 @@ def draw_again(folder: pathlib.Path) -> None:
 
     posx knows its figures by their names and by an SVG beside each PNG, its table by its head.
     """
-    drawn = _drawn(folder, WHAT[1:-1])
+    drawn = _figure_files(folder, WHAT[1:-1])
     if any(path.suffix == ".png" and path.with_suffix(".svg") in drawn for path in drawn):
         plot(folder)
     elif is_table(folder / "table.md"):
@@ -109,13 +109,15 @@ def picture(
     """Draw one encoding into `figures`, as trained in `run`, else as initialised for `dims`. Return the paths."""
     from posx.lab.plots import effects, pictures
 
-    trained = [one for one in (effects.of_run(run, run.path.name) if run else []) if one.encoding == encoding]
+    trained = [
+        one for one in (effects.load_run_encodings(run, run.path.name) if run else []) if one.encoding == encoding
+    ]
     subject = dataclasses.replace(trained[0], name=name) if trained else effects.initial(name, encoding, dims)
     file = "encoding-" + re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:60]
     return _save(lambda: pictures.encodings([subject]), figures, file)
 
 
-def table_as(workdir: str | pathlib.Path, form: str) -> str:
+def format_table(workdir: str | pathlib.Path, form: str) -> str:
     """Return the tables of the runs in a folder as Markdown, CSV, JSON or LaTeX.
 
     Raises:
@@ -144,7 +146,7 @@ def _write_table(folder: pathlib.Path, stored: pd.DataFrame) -> bool:
     return bool(text)
 
 
-def _drawn(folder: pathlib.Path, kinds: Iterable[str]) -> list[pathlib.Path]:
+def _figure_files(folder: pathlib.Path, kinds: Iterable[str]) -> list[pathlib.Path]:
     """Return the files in `folder/figures` whose names only posx gives to figures of `kinds`."""
     own = re.compile(rf"({'|'.join(kinds)}){_SUFFIX}\.(png|svg)")
     return [path for path in (folder / "figures").glob("*") if own.fullmatch(path.name)]
@@ -167,7 +169,7 @@ def _figures(folder: pathlib.Path, stored: pd.DataFrame, kinds: Iterable[str]) -
             made[name] = functools.partial(curves.DRAW[kind], panel)
         for rule in dict.fromkeys(map(_rule, own)) if kind == "extrapolation" else ():
             if len(alike := [panel for panel in own if _rule(panel) == rule]) > 1:
-                made[f"{kind}-lengths{rule}"] = functools.partial(curves.across, alike)
+                made[f"{kind}-lengths{rule}"] = functools.partial(curves.length_curves, alike)
     return made
 
 
@@ -181,4 +183,4 @@ def _rule(panel: Panel) -> str:
 
 def _save(draw: Callable[[], Figure], figures: pathlib.Path, name: str) -> list[pathlib.Path]:
     with look.style(), disk_errors(figures):
-        return look.save(draw(), figures, name)
+        return look.save_figure(draw(), figures, name)

@@ -17,10 +17,10 @@ TITLES = {name: protocol.title for name, protocol in protocols.PROTOCOLS.items()
 _MOST_NAMES = 4
 
 
-def facts(panels: Sequence[Panel]) -> list[str]:
+def subtitle(panels: Sequence[Panel]) -> list[str]:
     """Return the subtitle: the protocol and the scored targets, then the training length, seeds and text."""
-    rows, protocol = rows_of(panels), panels[0].protocol
-    first = TITLES.get(protocol, look.shown(protocol))
+    rows, protocol = panel_rows(panels), panels[0].protocol
+    first = TITLES.get(protocol, look.one_line(protocol))
     if protocol == PER_POSITION:
         first += f", windows of {_range(rows.eval_len)} tokens"
     if len(strides := rows.stride[rows.stride.fillna(-1) != rows.eval_len].dropna()):
@@ -37,12 +37,12 @@ def facts(panels: Sequence[Panel]) -> list[str]:
     for key, word in (("tokenizer", "tokenizer"), ("data_digest", "text")):
         names = sorted(set(rows[key]) - {""})
         if names:
-            names = [name[:12] if key == "data_digest" else look.shown(name, 40) for name in names]
+            names = [name[:12] if key == "data_digest" else look.one_line(name, 40) for name in names]
             second += f" · {word} " + ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
     return [first[0].upper() + first[1:], second[0].upper() + second[1:]]
 
 
-def rows_of(panels: Sequence[Panel]) -> pd.DataFrame:
+def panel_rows(panels: Sequence[Panel]) -> pd.DataFrame:
     """Return the rows of panels."""
     return pd.concat([panel.rows for panel in panels])
 
@@ -60,9 +60,9 @@ def spreads(curves: Sequence[Curve], interval: str) -> list[str]:
 
 def no_intervals(points: Sequence[tuple[str, Point]]) -> list[str]:
     """Return the reasons why points have no interval, each with the names of its points if others have one."""
-    said = _by((point.no_interval, name) for name, point in points if point.no_interval)
+    said = _group_names((point.no_interval, name) for name, point in points if point.no_interval)
     if any(point.interval for _, point in points):
-        return [f"No interval for {listed(names, 'cells')}: {why}" for why, names in said.items() if names != [""]]
+        return [f"No interval for {join_names(names, 'cells')}: {why}" for why, names in said.items() if names != [""]]
     return [f"No intervals: {', '.join(said)}"] if said else []
 
 
@@ -92,16 +92,16 @@ def notes(panels: Sequence[Panel], points: Sequence[Curve], unit: str = "") -> l
       points: the curves with their points. Their failures and missing runs are listed.
       unit: the text before the abscissas of these points.
     """
-    curves, rows = [one for panel in panels for one in panel.curves], rows_of(panels)
+    curves, rows = [one for panel in panels for one in panel.curves], panel_rows(panels)
     on_axes = ("train.length", *settings_by_length(_first_runs(curves))) if panels[1:] else ()
     return [
         *_unlike_windows(curves if panels[0].protocol == PER_POSITION else ()),
-        *unless_named(curves, on_axes),
+        *shared_settings_line(curves, on_axes),
         *_failures(points, unit),
         *fewer_runs(points, unit),
-        *left_out(pd.concat([panel.left_out for panel in panels])),
-        *_apart(rows),
-        *before_the_end(rows),
+        *omission_lines(pd.concat([panel.left_out for panel in panels])),
+        *_rescore_command(rows),
+        *unfinished_lines(rows),
         *precisions(rows),
         *without_results(panels[0].missing),
         *tokens_per_step(curves),
@@ -110,16 +110,16 @@ def notes(panels: Sequence[Panel], points: Sequence[Curve], unit: str = "") -> l
 
 def _unlike_windows(curves: Iterable[Curve]) -> list[str]:
     """Return lines on curves of losses in shorter windows, which are scored on other targets than the longest."""
-    said = _by((int(curve.rows.eval_len.max()), curve.label) for curve in curves)
+    said = _group_names((int(curve.rows.eval_len.max()), curve.label) for curve in curves)
     longest = max(said, default=0)
     return [
         f"In windows of {length:,} tokens, so on other targets at these positions than in those of {longest:,}: "
-        f"{listed(said[length], 'curves')}"
+        f"{join_names(said[length], 'curves')}"
         for length in sorted(said.keys() - {longest})
     ]
 
 
-def unless_named(curves: Sequence[Curve], on_axes: Collection[str] = ()) -> list[str]:
+def shared_settings_line(curves: Sequence[Curve], on_axes: Collection[str] = ()) -> list[str]:
     """Return a line on the settings that most curves share, so that only the labels of the others name them."""
     common = common_settings(_first_runs(curves), on_axes)
     parts = [f"{name.rpartition('.')[2]}={value}" for name, value in common.items()]
@@ -139,7 +139,7 @@ def _failures(curves: Sequence[Curve], unit: str) -> list[str]:
                 shares = [(point.failures.count(kind), len(point.values) + len(point.failures)) for point in points]
                 of = [f" ({failed} of {runs} runs)" if failed < runs else "" for failed, runs in shares]
                 places = [look.length_name(point.x) + share for point, share in zip(points, of, strict=True)]
-                lines.append(f"{look.shown(curve.label)}: {FAILED[kind]} at {unit}{_places(places)}")
+                lines.append(f"{look.one_line(curve.label)}: {FAILED[kind]} at {unit}{_places(places)}")
     return _first(lines, 8, "failures (see the table)")
 
 
@@ -150,15 +150,15 @@ def fewer_runs(curves: Sequence[Curve], unit: str) -> list[str]:
         runs = [len(point.values) + len(point.failures) for point in curve.points]
         for few in sorted(set(runs) - {0, max(runs, default=0)}):
             names = [look.length_name(point.x) for point, n in zip(curve.points, runs, strict=True) if n == few]
-            lines.append(f"{look.shown(curve.label)}: {few} of {max(runs)} runs measured at {unit}{_places(names)}")
+            lines.append(f"{look.one_line(curve.label)}: {few} of {max(runs)} runs measured at {unit}{_places(names)}")
     return _first(lines, 6, "curves of fewer runs at some lengths")
 
 
-def left_out(rows: pd.DataFrame) -> list[str]:
+def omission_lines(rows: pd.DataFrame) -> list[str]:
     """Return lines on rows that are left out, and why. Runs with the same reason share a line."""
     reasons = rows.groupby(["run", "protocol", "rule", "left_out"], sort=False, dropna=False)
-    said = _by((_omission(why, own), run) for (run, _, _, why), own in reasons)
-    return [f"{listed(runs, 'runs')}{', each' if len(runs) > 1 else ''}: {words}" for words, runs in said.items()]
+    said = _group_names((_omission(why, own), run) for (run, _, _, why), own in reasons)
+    return [f"{join_names(runs, 'runs')}{', each' if len(runs) > 1 else ''}: {words}" for words, runs in said.items()]
 
 
 def _omission(why: str, rows: pd.DataFrame) -> str:
@@ -167,7 +167,7 @@ def _omission(why: str, rows: pd.DataFrame) -> str:
     return f"{len(rows)} row{'s' * (len(rows) > 1)} left out, {why}"
 
 
-def _apart(rows: pd.DataFrame) -> list[str]:
+def _rescore_command(rows: pd.DataFrame) -> list[str]:
     """Return the command that scores all runs on the same targets, if some rows have the status "apart"."""
     values, first = rows[finite_perplexity(rows).notna()], rows.iloc[0]
     if values.empty or not (rows.status == "apart").any():
@@ -180,18 +180,18 @@ def _apart(rows: pd.DataFrame) -> list[str]:
     return [f"To compare all runs: posx evaluate --workdir {shlex.quote(first.workdir or 'FOLDER')} {words}"]
 
 
-def before_the_end(rows: pd.DataFrame) -> list[str]:
+def unfinished_lines(rows: pd.DataFrame) -> list[str]:
     """Return lines on runs that were measured before the end of training, and on those that ended with NaN."""
     early, ended = [], []
     last = rows.drop_duplicates("run", keep="last").set_index("run").loc[rows.run.unique()].reset_index()
     for run, status, step, settings in zip(last.run, last.status, last.step, last.settings, strict=True):
-        steps, name = settings.get("train.steps"), look.shown(run)
+        steps, name = settings.get("train.steps"), look.one_line(run)
         if status == "diverged":
             ended.append(f"{name} at step {step:,}")
         elif pd.notna(step) and isinstance(steps, int) and step < steps:
             early.append(f"{name} (step {step:,} of {steps:,})")
     said = {"Measured before the end of training": early, "Training ended with NaN": ended}
-    return [f"{words}: {listed(names, 'runs')}" for words, names in said.items() if names]
+    return [f"{words}: {join_names(names, 'runs')}" for words, names in said.items() if names]
 
 
 def precisions(rows: pd.DataFrame) -> list[str]:
@@ -201,16 +201,16 @@ def precisions(rows: pd.DataFrame) -> list[str]:
     """
     devices = rows.env.map(lambda env: (env or {}).get("device"))
     precision = rows.precision.replace("", "default").mask(devices == "cpu", "highest")[devices.notna()]
-    said = _by(zip(precision, rows.run[precision.index], strict=True))
-    parts = [f"{precision} ({listed(names, 'runs')})" for precision, names in sorted(said.items())]
+    said = _group_names(zip(precision, rows.run[precision.index], strict=True))
+    parts = [f"{precision} ({join_names(names, 'runs')})" for precision, names in sorted(said.items())]
     return [f"Evaluated in different precisions of float32 products: {', '.join(parts)}"] if len(parts) > 1 else []
 
 
 def without_results(missing: Mapping[str, str]) -> list[str]:
     """Return lines on runs without a row: those that failed, and why, and those that may still come."""
-    said = _by((why, name) for name, why in sorted(missing.items(), key=lambda pair: not pair[1]))
-    runs = {why: listed(names, "runs") for why, names in said.items()}
-    lines = [f"{of} failed: {look.shown(why)}" if why else f"No results yet: {of}" for why, of in runs.items()]
+    said = _group_names((why, name) for name, why in sorted(missing.items(), key=lambda pair: not pair[1]))
+    runs = {why: join_names(names, "runs") for why, names in said.items()}
+    lines = [f"{of} failed: {look.one_line(why)}" if why else f"No results yet: {of}" for why, of in runs.items()]
     return _first(lines, 8, "reasons why runs have no results")
 
 
@@ -219,14 +219,16 @@ def tokens_per_step(curves: Sequence[Curve]) -> list[str]:
     runs = [(curve.label, curve.runs.iloc[0]) for curve in curves]
     several = len({run.train_len for _, run in runs}) > 1
     batches = [(name, run.train_len, run.settings.get("train.batch_size")) for name, run in runs]
-    said = _by((batch * n, f"L = {n}" if several else name) for name, n, batch in batches if isinstance(batch, int))
-    parts = [f"{tokens:,} ({listed(names, 'curves')})" for tokens, names in sorted(said.items())]
+    said = _group_names(
+        (batch * n, f"L = {n}" if several else name) for name, n, batch in batches if isinstance(batch, int)
+    )
+    parts = [f"{tokens:,} ({join_names(names, 'curves')})" for tokens, names in sorted(said.items())]
     return [f"Tokens per training step differ: {', '.join(parts)}"] if len(parts) > 1 else []
 
 
-def listed(names: Sequence[str], word: str = "") -> str:
+def join_names(names: Sequence[str], word: str = "") -> str:
     """Join names, with semicolons if a name holds a comma; only a few of many, if there is a `word` for the others."""
-    few = [look.shown(name) for name in (names[:_MOST_NAMES] if word else names)]
+    few = [look.one_line(name) for name in (names[:_MOST_NAMES] if word else names)]
     more = f" and {len(names) - len(few)} more {word}" if len(names) > len(few) else ""
     return ("; " if any(", " in name for name in few) else ", ").join(few) + more
 
@@ -236,7 +238,7 @@ def _range(values: pd.Series) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def _by(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
+def _group_names(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
     """Return {statement: the names that it is about, each once}."""
     by_statement: dict[Any, dict[str, None]] = {}
     for said, name in pairs:

@@ -91,7 +91,7 @@ def _legend(made: Figure, panel: Panel, curves: Sequence[Curve], right: float) -
     for curve in curves:
         few, many = curve.seeds
         n = " (no value)" if not many else f" (n = {few})" if few == many else f" (n = {few} to {many})"
-        texts.append(look.wrapped(curve.label) + (n if (few, many) != (seeds, seeds) or not many else ""))
+        texts.append(look.wrap(curve.label) + (n if (few, many) != (seeds, seeds) or not many else ""))
     for kind in FAILURE_MARKS:
         if any(kind in point.failures for curve in curves for point in curve.points):
             handles.append(_mark(kind))
@@ -106,10 +106,10 @@ def _extent(curves: Sequence[Curve]) -> list[float]:
     return list(filter(math.isfinite, ends))
 
 
-def _off_frame(curves: Iterable[Curve], top: float) -> list[str]:
+def _frame_notice(curves: Iterable[Curve], top: float) -> list[str]:
     """Return a line on the curves that have a value above the `top` of the frame."""
     left = [curve.label for curve in curves if any(point.high > top for point in curve.points)]
-    return [f"Leaves the frame at its top: {captions.listed(left)}"] if left else []
+    return [f"Leaves the frame at its top: {captions.join_names(left)}"] if left else []
 
 
 def _words(
@@ -128,10 +128,10 @@ def _words(
       unit: the text before abscissas in notes.
       more: the last notes.
     """
-    lines = [*captions.facts(panels), *captions.spreads(curves, interval)]
-    warning = captions.mixture(captions.rows_of(panels))
+    lines = [*captions.subtitle(panels), *captions.spreads(curves, interval)]
+    warning = captions.mixture(captions.panel_rows(panels))
     look.headings(made, title, lines, warning, LANE * lanes)
-    look.notes(made, [*captions.notes(panels, curves, unit), *more])
+    look.draw_notes(made, [*captions.notes(panels, curves, unit), *more])
 
 
 def _axes(made: Figure, count: int, wspace: float = 0.24) -> list[Axes]:
@@ -190,9 +190,9 @@ def extrapolation(panel: Panel) -> Figure:
     lanes = _mark_failures(full, curves)
     same = "" if captions.mixture(panel.rows) else ", the same text for all curves"
     interval = f"95 % interval over text{' (left)' if several else ''}{same}"
-    beyond = [f"Outside the right panel: {captions.listed(outside)}"] if outside else []
+    beyond = [f"Outside the right panel: {captions.join_names(outside)}"] if outside else []
     title = "Perplexity at and beyond the training length"
-    _words(made, title, [panel], curves, interval, lanes, more=[*beyond, *_off_frame(curves, top)])
+    _words(made, title, [panel], curves, interval, lanes, more=[*beyond, *_frame_notice(curves, top)])
     _legend(made, panel, curves, 0.80 + 0.045 if several else 0.83)
     return made
 
@@ -228,9 +228,9 @@ def ratio(panel: Panel) -> Figure:
     lanes = _mark_failures(ax, curves)
     whole = points.perplexity_curves(panel)
     unbased = [one for one in whole if not any(point.x == panel.train_len and point.values for point in one.points)]
-    lines = [f"{look.shown(curve.label)}: no value at L, so no ratio" for curve in unbased[:6]]
+    lines = [f"{look.one_line(curve.label)}: no value at L, so no ratio" for curve in unbased[:6]]
     title = "Perplexity relative to the training length, R_k = ppl(kL) / ppl(L)"
-    interval, more = "95 % interval of the ratio over text", [*lines, *_off_frame(curves, top)]
+    interval, more = "95 % interval of the ratio over text", [*lines, *_frame_notice(curves, top)]
     _words(made, title, [panel], curves, interval, lanes, "k = ", more)
     _legend(made, panel, curves, 0.76)
     return made
@@ -240,7 +240,7 @@ def per_position(panel: Panel) -> Figure:
     """Draw the mean loss in each stored bin of positions, and the perplexity of all targets up to there."""
     made = look.figure(11.5, 4.6)
     left, right = _axes(made, 2)
-    binned, running = (points.averaged(panel, of) for of in (points.local, points.cumulative))
+    binned, running = (points.average_bins(panel, of) for of in (points.local_loss, points.cumulative_perplexity))
     last = max(point.x for curve in running for point in curve.points)
     inside = [x for n in range(-24, 25) if 1 < (x := panel.train_len * 2.0**n) < last]
     for ax, curves in ((left, binned), (right, running)):
@@ -251,13 +251,13 @@ def per_position(panel: Panel) -> Figure:
         ax.set_xlabel("position of the target in its window (tokens)")
     left.set_ylabel("loss in the bin (nats per token)")
     right.set_ylabel("perplexity of all targets up to here")
-    beyond = _off_frame(running, look.log_axis(right, _extent(running)))
+    beyond = _frame_notice(running, look.log_axis(right, _extent(running)))
     _words(made, "Loss along the window", [panel], binned, more=beyond)
     _legend(made, panel, binned, 0.80)
     return made
 
 
-def across(panels: Sequence[Panel]) -> Figure:
+def length_curves(panels: Sequence[Panel]) -> Figure:
     """Draw perplexity against evaluation length on shared axes: a panel per encoding, a curve per training length."""
     runs = [curve.runs for panel in panels for curve in panel.curves]
     by_length = settings_by_length(firsts(runs))
@@ -276,7 +276,7 @@ def across(panels: Sequence[Panel]) -> Figure:
     curves = [curve for own in drawn.values() for curve in own]
     columns = min(_COLUMNS, len(drawn))
     down = math.ceil(len(drawn) / columns)
-    titles = {name: look.wrapped(name, 30) for name in drawn}
+    titles = {name: look.wrap(name, 30) for name in drawn}
     above = 0.2 * max(title.count("\n") for title in titles.values())  # of the titles, in inches, beyond one line
     made = look.figure(2.2 + 2.6 * columns, 0.7 + (2.3 + above) * down)
     width, height = made.get_size_inches()
@@ -292,7 +292,7 @@ def across(panels: Sequence[Panel]) -> Figure:
     for number, spare in enumerate(axes[len(drawn) :], len(drawn)):
         spare.set_visible(False)
         axes[number - columns].tick_params(labelbottom=True)
-    lengths = sorted({*captions.rows_of(panels).eval_len, *looks})
+    lengths = sorted({*captions.panel_rows(panels).eval_len, *looks})
     look.length_axis(axes[0], lengths, min(looks))
     top = look.log_axis(axes[0], _extent(curves))
     handles = [Line2D([], [], **_line_style(style)) for style in looks.values()]
@@ -302,7 +302,7 @@ def across(panels: Sequence[Panel]) -> Figure:
     made.supylabel("perplexity per token (log scale)", size=10, x=0.3 / width)
     look.legend(made, handles, lines, 1 - 1.1 / width, 1 - 0.3 / height)
     title = "Perplexity across training lengths (each marked by its vertical line)"
-    _words(made, title, panels, curves, more=_off_frame(curves, top))
+    _words(made, title, panels, curves, more=_frame_notice(curves, top))
     return made
 
 
@@ -328,7 +328,7 @@ def training(runs: pd.DataFrame, losses: Mapping[str, points.Losses], missing: M
         curve, (steps, values) = whose[run], zip(*losses[run], strict=True)
         style = _line_style(curve.look) | {"markevery": _sparse(turn) if len(steps) > 1 else None}
         (line,) = ax.plot(steps, values, **style, linewidth=1.3, alpha=0.9)
-        seen.setdefault(look.wrapped(curve.label) + (f" ({len(curve.runs)} runs)" if len(curve.runs) > 1 else ""), line)
+        seen.setdefault(look.wrap(curve.label) + (f" ({len(curve.runs)} runs)" if len(curve.runs) > 1 else ""), line)
         if not math.isfinite(values[-1]):
             step, loss = finite[run][-1]
             ax.add_line(_mark("diverged", step, min(loss, top), color=style["color"])).set_clip_on(False)
@@ -342,8 +342,12 @@ def training(runs: pd.DataFrame, losses: Mapping[str, points.Losses], missing: M
     many = f"{len(runs)} run{'s' if len(runs) != 1 else ''}; longer logs are averaged over equal spans"
     look.headings(made, "Training loss", [many])
     missing = {path: why for path, why in missing.items() if path not in losses}
-    lines = [*captions.unless_named(curves), *captions.without_results(missing), *captions.tokens_per_step(curves)]
-    look.notes(made, [*lines, *_off_frame(curves, top)])
+    lines = [
+        *captions.shared_settings_line(curves),
+        *captions.without_results(missing),
+        *captions.tokens_per_step(curves),
+    ]
+    look.draw_notes(made, [*lines, *_frame_notice(curves, top)])
     return made
 
 

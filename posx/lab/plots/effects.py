@@ -16,15 +16,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention import Slots, attend, batch_features, seen_by
+from posx.attention import Slots, attend, batch_features, with_previous_tokens
 from posx.attention.decay import mapped_products
 from posx.attention.dense import dense
 from posx.attention.tiles import TileInputs, with_terms
-from posx.contract import abstract_params, acting
+from posx.contract import abstract_params, acting_hooks
 from posx.encodings import Dims, Encoding, Nope, build, encoding_name
 from posx.errors import PosxError, WorkdirError
 from posx.lab.model import layer_name, shared_name
-from posx.lab.runs.folder import RunFolder, name_of, run_folders
+from posx.lab.runs.folder import RunFolder, run_folders, run_name
 from posx.lab.runs.load import load_model
 
 MOST_POSITIONS = 256  # of a matrix
@@ -49,7 +49,7 @@ class Subject:
         last = self.encoding.at_length(longest).max_position
         return longest if last is None else min(longest, last + 1)
 
-    def at(self, n: int) -> tuple[Encoding, jax.Array, jax.Array]:
+    def layer_input(self, n: int) -> tuple[Encoding, jax.Array, jax.Array]:
         """Return the encoding for texts of `n` tokens, their positions [n] and a layer input of zeros [n, m]."""
         zeros = jnp.zeros((n, self.dims.model_dim), jnp.float32)
         return self.encoding.at_length(n), jnp.arange(n, dtype=jnp.int32), zeros
@@ -65,25 +65,25 @@ def _warn(name: str, error: PosxError) -> None:
     logging.getLogger(__name__).warning("%s is not drawn: %s", name, error)
 
 
-def encodings_of(folder: pathlib.Path, warn: Callable[[str, PosxError], None] = _warn) -> list[Subject]:
+def folder_encodings(folder: pathlib.Path, warn: Callable[[str, PosxError], None] = _warn) -> list[Subject]:
     """Return the distinct encodings of the runs below `folder`, as the first run trained each, else as initialised.
 
     warn: gets the name of each run whose encodings cannot be read, and the error.
     """
-    found: dict[tuple[str, Encoding, Dims], Subject] = {}
+    subjects: dict[tuple[str, Encoding, Dims], Subject] = {}
     for path in run_folders(folder, "config.json") if folder.is_dir() else ():
-        name = name_of(path, folder)
+        name = run_name(path, folder)
         try:
-            for subject in of_run(RunFolder(path), name):
+            for subject in load_run_encodings(RunFolder(path), name):
                 key = (subject.name, subject.encoding, subject.dims)
-                if key not in found or subject.trained > found[key].trained:
-                    found[key] = subject
+                if key not in subjects or subject.trained > subjects[key].trained:
+                    subjects[key] = subject
         except PosxError as error:
             warn(name, error)
-    return sorted(found.values(), key=lambda subject: (subject.name, subject.dims.train_len))
+    return sorted(subjects.values(), key=lambda subject: (subject.name, subject.dims.train_len))
 
 
-def of_run(folder: RunFolder, name: str) -> list[Subject]:
+def load_run_encodings(folder: RunFolder, name: str) -> list[Subject]:
     """Return the distinct encodings of one run's layers, each with the arrays of its first layer.
 
     They are as initialised if the run has no weights yet. Raises WorkdirError if learned arrays cannot be read.
@@ -98,15 +98,15 @@ def of_run(folder: RunFolder, name: str) -> list[Subject]:
         if was_trained and any(abstract_params(encoding, run.dims) for encoding in names):
             raise
         return [initial(title, encoding, run.dims) for encoding, title in names.items()]
-    found = []
+    subjects = []
     for number, encoding in enumerate(model.distinct):
         first = model.encodings.index(encoding)
         own = params["layers"][layer_name(first)]["attention"].get("position", {})
         arrays = params.get("shared", {}).get(shared_name(number), {}) | own
         where = f"trained in {name}, step {step}" + (f", layer {first + 1}" if own else "")
         origin = where if arrays else f"of {name}, nothing learned"
-        found.append(Subject(names[encoding], origin, encoding, arrays, model.dims, trained=True))
-    return found
+        subjects.append(Subject(names[encoding], origin, encoding, arrays, model.dims, trained=True))
+    return subjects
 
 
 def initial(name: str, encoding: Encoding, dims: Dims) -> Subject:
@@ -114,15 +114,15 @@ def initial(name: str, encoding: Encoding, dims: Dims) -> Subject:
     return Subject(name, "as initialised" if arrays else "nothing learned", encoding, arrays, dims)
 
 
-def added_to_embeddings(subject: Subject) -> np.ndarray | None:
+def embedding_vectors(subject: Subject) -> np.ndarray | None:
     """Return the vectors [position, channel] that are added to embeddings, or None if none are."""
-    encoding, pos, zeros = subject.at(min(subject.num_positions, MOST_POSITIONS))
+    encoding, pos, zeros = subject.layer_input(min(subject.num_positions, MOST_POSITIONS))
     return np.asarray(encoding.embed(subject.params, zeros, pos)) if encoding.acts_on("embed") else None
 
 
 def content_free(subject: Subject, length: int, queries: slice = slice(None)) -> np.ndarray | None:
     """Return the logits of zero vectors [head, query, key] at `length` positions, before `score`; None if all are 0."""
-    s = _of_zero_vectors(subject, length, queries, _logits)
+    s = _zero_vector_result(subject, length, queries, _logits)
     return s if np.any(s) else None
 
 
@@ -131,33 +131,33 @@ def sink_weights(subject: Subject) -> np.ndarray | None:
     n = min(subject.num_positions, MOST_POSITIONS)
     if not subject.encoding.acts_on("sink"):
         return None
-    return 1 - _of_zero_vectors(subject, n, slice(None), _weights).sum(axis=-1)
+    return 1 - _zero_vector_result(subject, n, slice(None), _weights).sum(axis=-1)
 
 
-def _of_zero_vectors(
+def _zero_vector_result(
     subject: Subject, length: int, queries: slice, function: Callable[[TileInputs], jax.Array]
 ) -> np.ndarray:
     """Return the function's result [head, query, key] for zero queries, keys and values."""
-    (encoding, pos, zeros), dims, params = subject.at(length), subject.dims, subject.params
+    (encoding, pos, zeros), dims, params = subject.layer_input(length), subject.dims, subject.params
     q, k = (jnp.zeros((1, length, heads, dims.head_dim), jnp.float32) for heads in (dims.num_heads, dims.kv_heads))
-    q = seen_by(encoding, "query", q, None)[0]
+    q = with_previous_tokens(encoding, "query", q, None)[0]
     of_keys = batch_features(encoding, params, zeros[None], pos)[0]
     features = ({name: array[:, queries] for name, array in of_keys.items()}, of_keys)
     slots = Slots(pos[queries], pos[queries]), Slots(pos, pos)
-    found = _read(function, encoding, params, q[:, queries], k, k, *slots, features=features)
-    return np.asarray(found[0], np.float64)
+    result = _read(function, encoding, params, q[:, queries], k, k, *slots, features=features)
+    return np.asarray(result[0], np.float64)
 
 
 def _read(function: Callable[[TileInputs], jax.Array], *given: Any, **options: Any) -> jax.Array:
     """Return a function of the pairs that an executor gets in a call of `attend` with these arguments."""
-    found = []
+    results = []
 
     def executor(pairs: TileInputs, **_: Any) -> jax.Array:
-        found.append(function(pairs))
+        results.append(function(pairs))
         return dense(pairs)
 
     attend(*given, executor=executor, **options)
-    return found[0]
+    return results[0]
 
 
 def _logits(pairs: TileInputs) -> jax.Array:
@@ -187,10 +187,10 @@ def content_free_by_distance(subject: Subject, whole: np.ndarray) -> np.ndarray:
 
 def logit_scales(subject: Subject) -> np.ndarray | None:
     """Return the logit scale of each query [head or 1, position] for a layer input of zeros, None if it is constant."""
-    encoding, pos, zeros = subject.at(subject.num_positions)
+    encoding, pos, zeros = subject.layer_input(subject.num_positions)
     features = jax.tree.map(lambda x: x[0], batch_features(encoding, subject.params, zeros[None], pos)[0])
-    found = encoding.logit_scale(subject.params, pos, features)
-    return None if found is None or np.ptp(found) < _SAME else np.asarray(found, np.float64)
+    scales = encoding.logit_scale(subject.params, pos, features)
+    return None if scales is None or np.ptp(scales) < _SAME else np.asarray(scales, np.float64)
 
 
 def match_by_distance(subject: Subject) -> tuple[np.ndarray, np.ndarray] | None:
@@ -202,19 +202,23 @@ def match_by_distance(subject: Subject) -> tuple[np.ndarray, np.ndarray] | None:
     """
     dims, n = subject.dims, subject.num_positions
     encoding = subject.encoding.at_length(n)
-    if encoding.history or acting(encoding, ("features", "score")) or not acting(encoding, ("query", "key")):
+    if (
+        encoding.history
+        or acting_hooks(encoding, ("features", "score"))
+        or not acting_hooks(encoding, ("query", "key"))
+    ):
         return None
     distances = np.unique(np.linspace(0, n - 1, min(n, MOST_POSITIONS // 2)).astype(np.int32))
-    q = _rotated(encoding.query, subject, dims.num_heads, np.array([n - 1]))
-    k = _rotated(encoding.key, subject, dims.kv_heads, n - 1 - distances)
+    q = _vector_images(encoding.query, subject, dims.num_heads, np.array([n - 1]))
+    k = _vector_images(encoding.key, subject, dims.kv_heads, n - 1 - distances)
     k = np.repeat(k, q.shape[2] // k.shape[2], axis=2)
     if (rate := encoding.decay(subject.params)) is not None:  # nats per token [h or 1, d']
         k = k * np.exp(-np.asarray(rate, np.float64) * distances[:, None, None, None])
-    found = np.einsum("nchd,rchd->hr", q, k) / dims.head_dim
-    return (distances, found) if np.ptp(found) > _SAME else None
+    products = np.einsum("nchd,rchd->hr", q, k) / dims.head_dim
+    return (distances, products) if np.ptp(products) > _SAME else None
 
 
-def _rotated(hook: Any, subject: Subject, heads: int, positions: np.ndarray) -> np.ndarray:
+def _vector_images(hook: Any, subject: Subject, heads: int, positions: np.ndarray) -> np.ndarray:
     """Return the images of basis vectors under a token map, less that of zero: [position, channel, head, d']."""
     d, n = subject.dims.head_dim, len(positions)
     basis = np.broadcast_to(np.eye(d, dtype=np.float32)[None, :, None, :], (n, d, heads, d)).reshape(n * d, heads, d)
@@ -225,7 +229,7 @@ def _rotated(hook: Any, subject: Subject, heads: int, positions: np.ndarray) -> 
     return (mapped - zero).reshape(n, d, heads, -1)
 
 
-def on_random_tokens(subject: Subject) -> np.ndarray | None:
+def random_token_change(subject: Subject) -> np.ndarray | None:
     """Return the change of logits of random tokens [head, query, key], relative to each query's own key.
 
     The change is read off the weights, so it includes the effect of every hook. The result is None if no hook acts, or
@@ -233,7 +237,7 @@ def on_random_tokens(subject: Subject) -> np.ndarray | None:
     """
     dims, n = subject.dims, min(subject.num_positions, MOST_POSITIONS // 2)
     encoding, rng = subject.encoding.at_length(n), np.random.default_rng(0)
-    if not acting(encoding) or acting(encoding, ("embed",)) or relative_lengths(subject):
+    if not acting_hooks(encoding) or acting_hooks(encoding, ("embed",)) or relative_lengths(subject):
         return None
     shapes = (dims.num_heads, dims.head_dim), (dims.kv_heads, dims.head_dim), (dims.model_dim,)
     q, k, x = (jnp.asarray(rng.standard_normal((1, n, *shape)), jnp.float32) for shape in shapes)
@@ -262,9 +266,9 @@ def with_random_arrays(subject: Subject) -> Subject:
 
 def relative_lengths(subject: Subject) -> dict[str, np.ndarray]:
     """Return {use of the vectors: their lengths [distance], mean over heads}."""
-    encoding, distances, _ = subject.at(subject.num_positions)
-    found = encoding.by_distance(subject.params, distances)
-    vectors = {"for queries": found.query, "for keys": found.key, "added to values": found.value}
+    encoding, distances, _ = subject.layer_input(subject.num_positions)
+    terms = encoding.by_distance(subject.params, distances)
+    vectors = {"for queries": terms.query, "for keys": terms.key, "added to values": terms.value}
     return {name: np.linalg.norm(of, axis=-1).mean(axis=1) for name, of in vectors.items() if of is not None}
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pandas as pd
 
-from posx.lab.files.atomic import finite
+from posx.lab.files.atomic import finite_json
 from posx.lab.plots import captions, look
 from posx.lab.plots.groups import Point
-from posx.lab.plots.tables import RowTable, cell, seeds_of
+from posx.lab.plots.tables import RowTable, cell, seed_count
 
 #: The fields of a number, one line of CSV each. Lengths are in tokens; the mean and its spreads in `unit`.
 FIELDS = (
@@ -26,7 +26,7 @@ FIELDS = (
 _SCORED = {name: name for name in ("stride", "num_targets", "num_documents", "tokenizer")} | {"text": "data_digest"}
 
 
-def numbers(tables: Sequence[RowTable]) -> Iterator[dict[str, Any]]:
+def table_numbers(tables: Sequence[RowTable]) -> Iterator[dict[str, Any]]:
     """Yield each number of the tables with its spread over seeds, its 95 % interval over text, and what was scored."""
     for made in tables:
         panel = made.panel
@@ -36,14 +36,14 @@ def numbers(tables: Sequence[RowTable]) -> Iterator[dict[str, Any]]:
                 length = round(point.x * (panel.train_len if ratio else 1))
                 own = curve.rows[curve.rows.eval_len == length]
                 facts = {name: _one(own[key]) for name, key in _SCORED.items()}
-                warning = "; ".join([*made.warnings, *captions.before_the_end(own)])
+                warning = "; ".join([*made.warnings, *captions.unfinished_lines(own)])
                 unit = "1" if ratio else "bits per byte" if title.startswith("bits") else "per token"
-                found = {
+                row = {
                     "train_len": panel.train_len, "protocol": panel.protocol, "eval_len": length,
                     "encoding": curve.label, "column": title, "unit": unit, "warning": warning or None,
                     **_spread(point), **facts,
                 }  # fmt: skip
-                yield {name: found[name] for name in FIELDS}
+                yield {name: row[name] for name in FIELDS}
 
 
 def _spread(point: Point) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def as_csv(tables: Sequence[RowTable]) -> str:
     file = io.StringIO()
     writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
     writer.writeheader()
-    for number in numbers(tables):
+    for number in table_numbers(tables):
         # A spreadsheet would read such a name as a formula.
         name = number["encoding"]
         writer.writerow(number | {"encoding": f"'{name}" if name.startswith(_FORMULA) else name})
@@ -80,7 +80,7 @@ def as_csv(tables: Sequence[RowTable]) -> str:
 def as_json(tables: Sequence[RowTable]) -> str:
     """Return the numbers, and for each table what was scored, warnings and notes."""
     said = [{"facts": made.facts, "warnings": made.warnings, "notes": made.notes} for made in tables]
-    return json.dumps(finite({"numbers": list(numbers(tables)), "tables": said}), indent=1) + "\n"
+    return json.dumps(finite_json({"numbers": list(table_numbers(tables)), "tables": said}), indent=1) + "\n"
 
 
 def as_latex(tables: Sequence[RowTable]) -> str:
@@ -94,7 +94,7 @@ def _latex(made: RowTable) -> str:
     lines += [_row(["encoding", "seeds", *map(_title, made.columns)]), r"\midrule"]
     for curve, points in made.lines:
         lines.append(
-            _row([rf"\texttt{{{_escaped(curve.label)}}}", seeds_of(curve), *(_number(p) for p in points.values())])
+            _row([rf"\texttt{{{_escape(curve.label)}}}", seed_count(curve), *(_number(p) for p in points.values())])
         )
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
@@ -104,18 +104,18 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _title(text: str) -> str:
-    return re.sub(r"R\\_(\S+)", r"$R_{\1}$", re.sub(r"\bL\b", "$L$", _escaped(text)))
+    return re.sub(r"R\\_(\S+)", r"$R_{\1}$", re.sub(r"\bL\b", "$L$", _escape(text)))
 
 
 def _number(point: Point) -> str:
-    text = _escaped(cell(point))
+    text = _escape(cell(point))
     return re.sub(r" ?± ?", r" $\\pm$ ", text).replace("-", "--") if point.values else text
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """Return text that LaTeX shows literally, a character beyond ASCII as its escape."""
     signs = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    plain = "".join(c if c.isascii() or c == "±" else ascii(c)[1:-1] for c in look.shown(text))
+    plain = "".join(c if c.isascii() or c == "±" else ascii(c)[1:-1] for c in look.one_line(text))
     return re.sub(r"[\\~^&%$#_{}]", lambda sign: signs.get(sign[0], "\\" + sign[0]), plain)
 
 

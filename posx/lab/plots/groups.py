@@ -14,7 +14,7 @@ from posx.lab.plots import palette
 from posx.lab.plots.palette import Look
 from posx.lab.results.columns import make_table
 from posx.lab.results.facts import OF_ENCODINGS, SCORED_STEP, SCORED_TEXT, SEED
-from posx.lab.results.table import PER_POSITION, diverged_runs, runs_of, stride_rule
+from posx.lab.results.table import PER_POSITION, diverged_runs, list_runs, stride_rule
 
 #: Settings that follow from others, or are resolved from them if they are left open.
 _RESOLVED_FROM = {
@@ -105,7 +105,7 @@ def panels(table: pd.DataFrame, missing: Mapping[str, str] | None = None) -> lis
     by_position = table.protocol == PER_POSITION
     rows = table[(table.left_out == "") & (~by_position | table.position_nll.astype(bool))]
     others = table[table.left_out != ""]
-    seeds = seeds_of_curves(runs_of(rows))
+    seeds = seeds_of_curves(list_runs(rows))
     looks = _looks(seeds)
     numbers = pd.Series({run: n for n, own in enumerate(seeds) for run in own.run}, dtype="int64")
     made = []
@@ -150,7 +150,7 @@ def _looks(seeds: Sequence[pd.DataFrame], one_figure: bool = False) -> list[Look
 
 def firsts(seeds: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Return the first run of each curve."""
-    return pd.concat([own[:1] for own in seeds]) if seeds else runs_of(make_table([]))
+    return pd.concat([own[:1] for own in seeds]) if seeds else list_runs(make_table([]))
 
 
 def seeds_of_curves(runs: pd.DataFrame) -> list[pd.DataFrame]:
@@ -167,11 +167,11 @@ def seeds_of_curves(runs: pd.DataFrame) -> list[pd.DataFrame]:
         if not unknown.all():
             group = group.mask(alike.run.isin(alike.run[unknown]), group[~unknown].groupby(group).size().idxmax())
         for _, members in alike.groupby(group):
-            curves += _by_seed(members)
+            curves += _group_seeds(members)
     return sorted(curves, key=lambda own: tuple(own.iloc[0][["method", "kind", "run"]]))
 
 
-def _by_seed(members: pd.DataFrame) -> list[pd.DataFrame]:
+def _group_seeds(members: pd.DataFrame) -> list[pd.DataFrame]:
     """Return runs as one curve, else by folder, else each alone: the first in which no curve repeats a seed."""
     for key in (lambda run: "", os.path.dirname, lambda run: run):
         folders = members.run.map(key)

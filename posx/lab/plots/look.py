@@ -50,7 +50,7 @@ _BARE = 0.2  # of an axis, the most before its first tick or after its last
 MARGIN = 0.07  # of the figure's width, left of the axes
 
 
-def shown(text: str, width: int = 160) -> str:
+def one_line(text: str, width: int = 160) -> str:
     """Return a text as one printable line of at most `width` characters. Different texts give different lines.
 
     Characters without a glyph show as their escapes. The middle of a long text is replaced by a digest of all of it.
@@ -65,10 +65,10 @@ def shown(text: str, width: int = 160) -> str:
     return line[:first] + middle + line[first + len(middle) - width :]
 
 
-def wrapped(text: str, width: int = 38) -> str:
-    """Return `text` as `shown`, over several lines, broken at the ends of its parts or within a long part."""
+def wrap(text: str, width: int = 38) -> str:
+    """Return `text` as `one_line`, over several lines, broken at the ends of its parts or within a long part."""
     broken = [""]
-    pieces = re.split(r"(?<=[,+(])(?=[ \w])", shown(text))
+    pieces = re.split(r"(?<=[,+(])(?=[ \w])", one_line(text))
     for part in [part for piece in pieces for part in textwrap.wrap(piece, width, drop_whitespace=False) or [piece]]:
         fits = len(broken[-1]) + len(part) <= width
         broken = [*broken[:-1], broken[-1] + part] if fits or not broken[-1] else [*broken, "  " + part.strip()]
@@ -91,7 +91,7 @@ def figure(width: float, height: float) -> Figure:
     return made
 
 
-def save(made: Figure, folder: pathlib.Path, name: str) -> list[pathlib.Path]:
+def save_figure(made: Figure, folder: pathlib.Path, name: str) -> list[pathlib.Path]:
     """Write `folder/name.png` and `.svg` whole or not at all. Equal input gives equal bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.{kind}" for kind in ("png", "svg")]
@@ -113,7 +113,7 @@ def headings(made: Figure, title: str, subtitle: Sequence[str], warning: str = "
         made.text(MARGIN, y, text, size=size, color=color, weight=weight, va="bottom")
 
 
-def notes(made: Figure, lines: Sequence[str]) -> None:
+def draw_notes(made: Figure, lines: Sequence[str]) -> None:
     """Draw small grey lines under the axes, broken at the figure's width."""
     line, width = 0.19 / made.get_figheight(), int(13 * made.get_figwidth() * (1 - 2 * MARGIN))
     broken = [part for text in lines for part in textwrap.wrap(text, width, subsequent_indent="   ") or [text]]

@@ -94,7 +94,7 @@ def looks(curves: Collection[tuple[str, Any]]) -> dict[tuple[str, Any], Look]:
         own += [] if text in own else [text]
     subjects = _subjects(order, values)
     colors, shaded = _colors(subjects.values()), len(set(subjects.values())) < len({text for text, _ in order})
-    found: dict[tuple[str, Any], Look] = {}
+    chosen: dict[tuple[str, Any], Look] = {}
     # A plain name has its own dashes only if all plain names are given theirs before any variant takes them.
     ranks = [(variants[family(text)].index(text), (text, other)) for text, other in order]
     for rank, (text, other) in sorted(ranks, key=lambda pair: pair[0]):
@@ -102,8 +102,8 @@ def looks(curves: Collection[tuple[str, Any]]) -> dict[tuple[str, Any], Look]:
         if len(values) > 1:
             first = dataclasses.replace(first, dashes=_DASHES[values.index(other) % len(_DASHES)])
         rank = rank if shaded or len(values) == 1 else 0
-        found[text, other] = _free(first, rank, set(found.values()), keep_dashes=len(values) > 1)
-    return {curve: found[curve] for curve in order}
+        chosen[text, other] = _free(first, rank, set(chosen.values()), keep_dashes=len(values) > 1)
+    return {curve: chosen[curve] for curve in order}
 
 
 def _subjects(curves: Sequence[tuple[str, Any]], values: Sequence[Any]) -> dict[tuple[str, Any], str]:
@@ -122,15 +122,15 @@ def _free(first: Look, rank: int, taken: Collection[Look], keep_dashes: bool) ->
     lines = [(color, line) for color in shades for line in dashes]
     if keep_dashes:
         lines = [(color, line) for line in dashes for color in shades]
-    for color, line in _turned(lines, rank):
+    for color, line in _rotate_values(lines, rank):
         seen = {one.marker for one in taken if one.dashes == line}
-        marker = next((one for one in _turned(markers, rank) if one not in seen), None)
+        marker = next((one for one in _rotate_values(markers, rank) if one not in seen), None)
         if marker and all((one.color, one.dashes) != (color, line) for one in taken):
             return Look(color, marker, line)
     return first
 
 
-def _turned(values: Sequence[Any], start: int) -> Sequence[Any]:
+def _rotate_values(values: Sequence[Any], start: int) -> Sequence[Any]:
     """Return the values from number `start` on, round to the one before it."""
     start %= len(values)
     return [*values[start:], *values[:start]]
@@ -142,16 +142,16 @@ def _colors(families: Iterable[str]) -> dict[str, str]:
     If it is not, the spare colour is taken that is furthest from all others in use.
     """
     names = sorted(set(families))
-    found = {name: LOOKS[name].color for name in names if name in LOOKS}
-    for name in [name for name in names if name not in found]:
-        taken = list(map(_oklab, found.values()))
+    colors = {name: LOOKS[name].color for name in names if name in LOOKS}
+    for name in [name for name in names if name not in colors]:
+        taken = list(map(_oklab, colors.values()))
 
         def gap(color: str, taken: Sequence[Sequence[float]] = taken) -> float:
             return min((math.dist(_oklab(color), one) for one in taken), default=math.inf)
 
         own = look(name).color
-        found[name] = own if gap(own) >= _FAR else max((own, *_SPARE_COLORS, *_MORE_COLORS), key=gap)
-    return found
+        colors[name] = own if gap(own) >= _FAR else max((own, *_SPARE_COLORS, *_MORE_COLORS), key=gap)
+    return colors
 
 
 def _parts(color: str) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
-from posx.contract import Chain, acting
+from posx.contract import Chain, acting_hooks
 from posx.encodings import Rope
 from posx.lab.plots import effects, look
 from posx.lab.plots.effects import Subject
@@ -33,7 +33,7 @@ def encodings(subjects: Sequence[Subject]) -> Figure:
     height = sum(_HEIGHT if panels else _LINE for _, panels in rows)
     made, top = look.figure(width, height), height
     for subject, panels in rows:
-        made.text(0.15 / width, (top - 0.3) / height, look.shown(subject.name, 60), size=11.5, weight="bold")
+        made.text(0.15 / width, (top - 0.3) / height, look.one_line(subject.name, 60), size=11.5, weight="bold")
         made.text(0.15 / width, (top - 0.36) / height, _facts(subject, panels), size=8.5, color="#555555", va="top")
         for right, draw in enumerate(panels):
             corner = (0.7 + _WIDTH * right) / width, (top - _HEIGHT + 0.6) / height
@@ -47,25 +47,25 @@ def encodings(subjects: Sequence[Subject]) -> Figure:
 
 def _facts(subject: Subject, panels: Sequence[Draw]) -> str:
     """Return a line on the hooks of an encoding, its hooks that are not drawn, and the origin of its arrays."""
-    sites, dims = acting(subject.encoding), subject.dims
+    sites, dims = acting_hooks(subject.encoding), subject.dims
     parts = [f"acts on {', '.join(sites) or 'nothing'}"]
     if hidden := [site for site in sites if site in _NOT_DRAWN or not panels]:
         parts.append(f"depends on the text: {', '.join(hidden)}")
     if panels and "features" in sites and ("token_bias" in sites or effects.logit_scales(subject) is not None):
         parts.append("drawn for a layer input of zeros")
-    parts += [f"{dims.num_heads} heads of {dims.head_dim}, L = {dims.train_len}", look.shown(subject.origin, 80)]
+    parts += [f"{dims.num_heads} heads of {dims.head_dim}, L = {dims.train_len}", look.one_line(subject.origin, 80)]
     return " · ".join(parts)
 
 
 def _panels(subject: Subject) -> list[Draw]:
     """Return a function for each panel of an encoding, which draws it."""
-    found: list[Draw] = []
+    draws: list[Draw] = []
 
     def add(draw: Callable[..., None], *values: Any) -> None:
-        found.append(lambda ax: draw(ax, *values))
+        draws.append(lambda ax: draw(ax, *values))
 
     train_len, n = subject.dims.train_len, subject.num_positions
-    if (added := effects.added_to_embeddings(subject)) is not None:
+    if (added := effects.embedding_vectors(subject)) is not None:
         limit = float(np.abs(added).max())
         add(_show, added, "RdBu_r", "added to embeddings", "channel", "position", limit)
         add(_show, added @ added.T, "cividis", "inner products of the added vectors", "position q", "position p")
@@ -76,7 +76,7 @@ def _panels(subject: Subject) -> list[Draw]:
         add(_show, seen, "cividis", f"added to logits, head {head + 1}", "key j", "query i")
     if (match := effects.match_by_distance(subject)) is not None:
         title = "q·k of one vector as query and key"
-        add(_lines, match[0], _told_apart(match[1]), train_len, title, "mean over unit vectors")
+        add(_lines, match[0], _label_heads(match[1]), train_len, title, "mean over unit vectors")
     for part in subject.encoding.parts if isinstance(subject.encoding, Chain) else (subject.encoding,):
         if isinstance(part, Rope):
             bound = {"": effects.rope_bound(part.rotary_dim or subject.dims.head_dim, np.arange(n), part.base)}
@@ -84,25 +84,25 @@ def _panels(subject: Subject) -> list[Draw]:
             add(_lines, np.arange(n), bound, train_len, title, "relative upper bound", _DISTANCE, 0.0)
     if (factors := effects.logit_scales(subject)) is not None:
         of = "position of the query i"
-        add(_lines, np.arange(n), _told_apart(factors), train_len, "logit scale", "factor", of)
+        add(_lines, np.arange(n), _label_heads(factors), train_len, "logit scale", "factor", of)
     if (weights := effects.sink_weights(subject)) is not None:
         title, of = "weight of the sink, zero vectors", "position of the query i"
-        add(_lines, np.arange(weights.shape[1]), _told_apart(weights), train_len, title, "weight", of, 0.0)
+        add(_lines, np.arange(weights.shape[1]), _label_heads(weights), train_len, title, "weight", of, 0.0)
     if lengths := effects.relative_lengths(subject):
         title = "length of the vectors of each distance"
         add(_lines, np.arange(n), lengths, train_len, title, "length, mean over heads")
-    if not found and (changed := effects.on_random_tokens(subject)) is not None:
+    if not draws and (changed := effects.random_token_change(subject)) is not None:
         arrays = ""
         if np.nanmax(np.abs(changed)) < 1e-6:  # arrays that start at zero
-            arrays, changed = " and arrays", effects.on_random_tokens(effects.with_random_arrays(subject))
+            arrays, changed = " and arrays", effects.random_token_change(effects.with_random_arrays(subject))
         if changed is not None and (limit := float(np.nanmax(np.abs(changed)))) > 1e-6:
             head = (len(changed) - 1) // 2
             title = f"change of logits, random tokens{arrays}, head {head + 1}"
             add(_show, changed[head], "RdBu_r", title, "key j", "query i", limit)
-    return found
+    return draws
 
 
-def _told_apart(values: np.ndarray) -> dict[str, np.ndarray]:
+def _label_heads(values: np.ndarray) -> dict[str, np.ndarray]:
     """Return {name: [distance]} of [head, distance]: one nameless line if all heads are alike."""
     alike = bool(np.allclose(values, values[:1], atol=1e-6))
     return {"": values[0]} if alike else {f"head {n + 1}": one for n, one in enumerate(values[: len(_LINES)])}

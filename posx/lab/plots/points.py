@@ -21,8 +21,8 @@ from posx.lab.files.rows import number
 from posx.lab.plots.groups import Curve, Panel, Point
 from posx.lab.results.columns import FAILED, RUN_COLUMNS, finite_perplexity, make_table, plain_rows
 from posx.lab.results.facts import config_facts
-from posx.lab.results.table import runs_of
-from posx.lab.runs.folder import RunFolder, name_of, run_folders
+from posx.lab.results.table import list_runs
+from posx.lab.runs.folder import RunFolder, run_folders, run_name
 
 _MAX_TRAINING_POINTS = 150
 _BINS_PER_OCTAVE = 6
@@ -115,7 +115,7 @@ def _curves(
         lengths = curve.rows.index.groupby(curve.rows.eval_len)
         points = tuple(point(n, [plain[row] for row in own]) for n, own in sorted(lengths.items()) if n >= unit)
         curves.append(dataclasses.replace(curve, points=points))
-    return _ordered(curves)
+    return _order_curves(curves)
 
 
 def _half_width(rows: Sequence[Row], bases: Sequence[Row]) -> float:
@@ -134,7 +134,7 @@ def _half_width(rows: Sequence[Row], bases: Sequence[Row]) -> float:
     return half
 
 
-def _ordered(curves: Iterable[Curve]) -> list[Curve]:
+def _order_curves(curves: Iterable[Curve]) -> list[Curve]:
     """Return curves from the highest to the lowest right end, as in a legend. Shorter curves are before longer ones."""
 
     def key(curve: Curve) -> tuple[Any, ...]:
@@ -144,7 +144,7 @@ def _ordered(curves: Iterable[Curve]) -> list[Curve]:
     return sorted(curves, key=key)
 
 
-def averaged(panel: Panel, values_of: Callable[[Row], dict[float, float]]) -> list[Curve]:
+def average_bins(panel: Panel, values_of: Callable[[Row], dict[float, float]]) -> list[Curve]:
     """Return curves over the bins of the longest windows. A run with shorter windows lacks the last bins."""
     curves = []
     for curve in panel.curves:
@@ -152,7 +152,7 @@ def averaged(panel: Panel, values_of: Callable[[Row], dict[float, float]]) -> li
         values = {place: [one.get(place, math.nan) for one in measured] for place in sorted(max(measured, key=max))}
         points = tuple(Point(place, tuple(filter(math.isfinite, several))) for place, several in values.items())
         curves.append(dataclasses.replace(curve, points=points))
-    return _ordered(curves)
+    return _order_curves(curves)
 
 
 def _bins(row: Row) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -161,7 +161,7 @@ def _bins(row: Row) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.asarray(row["position_edges"], np.float64), nll, np.asarray(row["position_targets"], np.float64)
 
 
-def local(row: Row) -> dict[float, float]:
+def local_loss(row: Row) -> dict[float, float]:
     """Return the mean loss in nats per token of bins of at least 1/_BINS_PER_OCTAVE octave, at their geometric centres.
 
     Single late positions hold few targets, mostly noise. The last bin joins its neighbour if it has less than half of
@@ -173,14 +173,14 @@ def local(row: Row) -> dict[float, float]:
     last, before = groups[-1], max(groups[groups != groups[-1]], default=groups[-1])
     if last != before and 2 * targets[groups == last].sum() < targets[groups == before].sum():
         groups[groups == last] = before
-    found = {}
+    losses = {}
     for mine in (groups == group for group in np.unique(groups)):
         weight = targets[mine] / max(targets[mine].sum(), 1.0)
-        found[float(2 ** (centres[mine] * weight).sum())] = float((nll[mine] * weight).sum())
-    return found
+        losses[float(2 ** (centres[mine] * weight).sum())] = float((nll[mine] * weight).sum())
+    return losses
 
 
-def cumulative(row: Row) -> dict[float, float]:
+def cumulative_perplexity(row: Row) -> dict[float, float]:
     """Return the perplexity of all targets up to the end of each bin; NaN from the first missing bin on."""
     edges, nll, targets = _bins(row)
     total = np.cumsum(np.where(targets > 0, nll * targets, 0.0)) / np.maximum(np.cumsum(targets), 1.0)
@@ -195,7 +195,7 @@ def read_training(folder: str | pathlib.Path, table: pd.DataFrame) -> tuple[pd.D
     logs = {}
     for path in run_folders(pathlib.Path(folder), "metrics.jsonl"):
         losses: dict[float, float] = {}
-        for row in RunFolder(path).logged(_LOG.warning):
+        for row in RunFolder(path).logged_rows(_LOG.warning):
             step = number(row.get("step"))
             if step is not None and "loss" in row:
                 loss, norm = number(row["loss"]), number(row.get("grad_norm", 0.0))
@@ -203,9 +203,9 @@ def read_training(folder: str | pathlib.Path, table: pd.DataFrame) -> tuple[pd.D
         if any(map(math.isfinite, losses.values())):
             spans = np.array_split(sorted(losses.items()), min(len(losses), _MAX_TRAINING_POINTS))
             logs[path] = [(float(step), float(loss)) for step, loss in (span.mean(axis=0) for span in spans)]
-    names = {path: name_of(path, folder) for path in logs}
-    known = runs_of(table[table.left_out == ""])
+    names = {path: run_name(path, folder) for path in logs}
+    known = list_runs(table[table.left_out == ""])
     others = [config_facts(path, name) for path, name in names.items() if name not in known.index]
-    return pd.concat([known, runs_of(make_table(others, RUN_COLUMNS))]).loc[[*names.values()]], {
+    return pd.concat([known, list_runs(make_table(others, RUN_COLUMNS))]).loc[[*names.values()]], {
         names[path]: logs[path] for path in logs
     }

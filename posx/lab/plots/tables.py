@@ -45,10 +45,10 @@ def tables(stored: pd.DataFrame, missing: Mapping[str, str] | None = None) -> li
 
     missing: {path of a run without rows: why it failed}.
     """
-    return tables_of([panel for panel in panels(stored, missing) if panel.protocol != PER_POSITION])
+    return panel_tables([panel for panel in panels(stored, missing) if panel.protocol != PER_POSITION])
 
 
-def tables_of(windows: Iterable[Panel]) -> list[RowTable]:
+def panel_tables(windows: Iterable[Panel]) -> list[RowTable]:
     """Return a table for each training length and protocol."""
     return list(map(_table, windows))
 
@@ -76,64 +76,64 @@ def is_table(path: pathlib.Path) -> bool:
 
 def _table(panel: Panel) -> RowTable:
     curves, columns = perplexity_curves(panel), _columns(panel)
-    named = [(f"{one.label} ({title})", found[one.label]) for one in curves for title, found in columns.items()]
+    named = [(f"{one.label} ({title})", points[one.label]) for one in curves for title, points in columns.items()]
     spreads = ["± standard deviation over seeds"] if any(len(point.values) > 1 for _, point in named) else []
     spreads += ["(95 % interval over text)"] if any(point.interval for _, point in named) else []
-    warnings = [] if _at_train_len(panel) else [f"not measured at L = {panel.train_len}, so there are no ratios"]
+    warnings = [] if _has_train_len(panel) else [f"not measured at L = {panel.train_len}, so there are no ratios"]
     if warning := captions.mixture(panel.rows):
         warnings.append(warning)
-    kept = [title for title, found in columns.items() if any(cell(point) != _EMPTY for point in found.values())]
+    kept = [title for title, points in columns.items() if any(cell(point) != _EMPTY for point in points.values())]
     notes = [*captions.no_intervals(named), *captions.fewer_runs(curves, ""), *captions.notes([panel], [])]
     # The lengths from L on that have no column.
-    least = panel.train_len if _at_train_len(panel) else 0
+    least = panel.train_len if _has_train_len(panel) else 0
     units = {title: panel.train_len if title.startswith("R_") else 1 for title in columns}
     shown = {round(point.x * units[title]) for title in columns for point in columns[title].values()}
     if left := sorted({length for length in panel.rows.eval_len if length >= least} - shown):
         notes.append(f"Measured too, in eval.jsonl: {', '.join(f'{length:.6g}' for length in left)} tokens")
     lines = [(curve, {title: columns[title][curve.label] for title in kept}) for curve in curves]
-    return RowTable(panel, [*captions.facts([panel]), *spreads], warnings, kept, lines, notes)
+    return RowTable(panel, [*captions.subtitle([panel]), *spreads], warnings, kept, lines, notes)
 
 
 def _markdown(made: RowTable) -> str:
     lines = [" · ".join(made.facts), *(f"**{warning}**" for warning in made.warnings)]
     lines += ["", _line([_HEAD, *made.columns]), _line(["---", *["---:"] * (len(made.columns) + 1)])]
     for curve, points in made.lines:
-        lines.append(_line([_escaped(look.shown(curve.label)), seeds_of(curve), *map(cell, points.values())]))
-    return "\n".join([*lines, "", *map(_escaped, made.notes)] if made.notes else lines)
+        lines.append(_line([_escape(look.one_line(curve.label)), seed_count(curve), *map(cell, points.values())]))
+    return "\n".join([*lines, "", *map(_escape, made.notes)] if made.notes else lines)
 
 
-def seeds_of(curve: Curve) -> str:
+def seed_count(curve: Curve) -> str:
     """Return the number of seeds of a curve's points: "3", or "2 to 3"."""
     return " to ".join(map(str, dict.fromkeys(curve.seeds)))
 
 
-def _at_train_len(panel: Panel) -> bool:
+def _has_train_len(panel: Panel) -> bool:
     return bool((panel.rows.eval_len == panel.train_len).any())
 
 
 def _columns(panel: Panel) -> dict[str, dict[str, Point]]:
     """Return {title: {label: point}}: at L and the ratios to L, or all measured lengths if L is not among them."""
     absolute, train_len = perplexity_curves(panel), panel.train_len
-    if not _at_train_len(panel):
-        kept = _chosen(set(panel.rows.eval_len), train_len)
-        return {f"perplexity at {length:.6g}": _at(absolute, length) for length in kept}
+    if not _has_train_len(panel):
+        kept = _choose_places(set(panel.rows.eval_len), train_len)
+        return {f"perplexity at {length:.6g}": _find_point(absolute, length) for length in kept}
     ratios = ratio_curves(panel)
-    factors = _chosen({point.x for curve in ratios for point in curve.points if point.x != 1})
+    factors = _choose_places({point.x for curve in ratios for point in curve.points if point.x != 1})
     return {
-        f"perplexity at L = {train_len}": _at(absolute, train_len),
-        f"bits per byte at {train_len}": _at(bits_curves(panel), train_len),
-        **{f"R_{factor:.6g}": _at(ratios, factor) for factor in factors},
+        f"perplexity at L = {train_len}": _find_point(absolute, train_len),
+        f"bits per byte at {train_len}": _find_point(bits_curves(panel), train_len),
+        **{f"R_{factor:.6g}": _find_point(ratios, factor) for factor in factors},
     }
 
 
-def _chosen(places: Iterable[float], unit: int = 1) -> list[float]:
+def _choose_places(places: Iterable[float], unit: int = 1) -> list[float]:
     """Return the abscissas that have a column: all, or if these are more than MOST_FACTORS the doublings of `unit`."""
     every = sorted(places)
     doublings = [place for place in every if math.log2(place / unit) % 1 == 0]
     return every if len(every) <= MOST_FACTORS else doublings or every
 
 
-def _at(curves: Sequence[Curve], x: float) -> dict[str, Point]:
+def _find_point(curves: Sequence[Curve], x: float) -> dict[str, Point]:
     return {curve.label: next((point for point in curve.points if point.x == x), Point(x, ())) for curve in curves}
 
 
@@ -141,7 +141,7 @@ def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """Return text that Markdown shows literally."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\|`*])", r"\\\1", text)

@@ -94,7 +94,7 @@ class Verdict(NamedTuple):
     reason: str = ""
 
     @property
-    def said(self) -> str:
+    def words(self) -> str:
         """The word with its reason, for tables."""
         seed = " (one seed)" if self.pairing == ONE_SEED and self.word != NO_INTERVAL else ""
         return f"{self.word}{seed}" + (f": {self.reason}" if self.reason else "")
@@ -104,8 +104,8 @@ class Verdict(NamedTuple):
         facts = self._asdict()
         (one, other), place = facts.pop("pair"), facts.pop("place")
         measure = "ppl" if place.k is None else "R_k"
-        found = {"one": names[one], "other": names[other], "measure": measure} | place._asdict() | facts
-        return found | {"holds_for": HOLDS_FOR[self.pairing]}
+        values = {"one": names[one], "other": names[other], "measure": measure} | place._asdict() | facts
+        return values | {"holds_for": HOLDS_FOR[self.pairing]}
 
 
 class _Run(NamedTuple):
@@ -165,7 +165,7 @@ def verdicts(
         ]
         for own in (curve.runs for curve in curves)
     ]
-    found, reasons = list[Verdict](), dict[str, None]()
+    judged, reasons = list[Verdict](), dict[str, None]()
     for n, m in itertools.combinations(range(len(curves)), 2):
         one, other = curves[n], curves[m]
         sides, left = _sides((one.label, other.label), (runs[n], runs[m]))
@@ -173,14 +173,14 @@ def verdicts(
         if not places:
             left = [f"{one.label} and {other.label} have no protocol and window in common"]
         for place in filter(wanted, places):
-            pairs = [[_at(run, place) for run in side] for side in sides.runs]
+            pairs = [[_find_row(run, place) for run in side] for side in sides.runs]
             rows = [row for side in pairs for pair in side for row in pair if row is not None]
             if not (reason := _unlike(rows)):
-                found.append(_verdict((n, m), place, sides, pairs))
+                judged.append(_verdict((n, m), place, sides, pairs))
             else:
                 left.append(f"{one.label} and {other.label} {reason}")
         reasons |= dict.fromkeys(left)
-    return _corrected(found), list(reasons)
+    return _correct(judged), list(reasons)
 
 
 def _stride(row: dict[str, Any]) -> int | None:
@@ -215,19 +215,19 @@ def _places(sides: _Sides) -> list[Place]:
     """Return the places that a run of each side measured, perplexity before R_k."""
     there = [{place for run in side for place in run.rows} for side in sides.runs]
     rises = [{_factor(run, place) for run in side for place in run.rows} for side in sides.runs]
-    found = [Place(*place) for place in there[0] & there[1]]
+    places = [Place(*place) for place in there[0] & there[1]]
     train_len = sides.runs[0][0].train_len
     for protocol, stride, k in rises[0] & rises[1]:
         if k > 1 and (protocol, stride, 1) in rises[0] & rises[1]:
-            found.append(Place(protocol, stride, round(k * train_len), k))
-    return sorted(found, key=lambda place: (place.protocol, place.stride or 0, place.k or 0, place.eval_len))
+            places.append(Place(protocol, stride, round(k * train_len), k))
+    return sorted(places, key=lambda place: (place.protocol, place.stride or 0, place.k or 0, place.eval_len))
 
 
 def _factor(run: _Run, place: tuple[str, int | None, int]) -> tuple[str, int | None, float]:
     return *place[:2], place[2] / run.train_len
 
 
-def _at(run: _Run, place: Place) -> list[_Row]:
+def _find_row(run: _Run, place: Place) -> list[_Row]:
     """Return the row of a run at a place; for R_k those at kL and at L. None for a row that it does not have.
 
     A run whose training ended with NaN has one row for every place.
@@ -290,18 +290,18 @@ def _verdict(pair: tuple[int, int], place: Place, sides: _Sides, pairs: Sequence
     ours_known, theirs_known = known
     paired = sides.pairing == BY_SEED
     if place.k is None:
-        found = loss_difference([rows[0] for rows in ours_known], [rows[0] for rows in theirs_known], paired)
+        difference = loss_difference([rows[0] for rows in ours_known], [rows[0] for rows in theirs_known], paired)
     else:
-        found = rise_difference(ours_known, theirs_known, paired)
+        difference = rise_difference(ours_known, theirs_known, paired)
     made = bare._replace(
-        ratio=perplexity(found.mean),
-        over_seeds=_ends(found.mean, found.over_seeds),
-        over_text=_ends(found.mean, found.over_text),
+        ratio=perplexity(difference.mean),
+        over_seeds=_ends(difference.mean, difference.over_seeds),
+        over_text=_ends(difference.mean, difference.over_text),
     )
-    if reason := _copies(sides, known) or found.no_interval:
+    if reason := _copies(sides, known) or difference.no_interval:
         return made._replace(reason=reason)
-    low, high = _ends(found.mean, found.half) or (None, None)
-    return made._replace(low=low, high=high, p=found.p, reason=_equal(found))
+    low, high = _ends(difference.mean, difference.half) or (None, None)
+    return made._replace(low=low, high=high, p=difference.p, reason=_equal(difference))
 
 
 def _ends(mean: float, half: float | None) -> tuple[float, float] | None:
@@ -309,14 +309,14 @@ def _ends(mean: float, half: float | None) -> tuple[float, float] | None:
     return None if half is None else (perplexity(mean - half), perplexity(mean + half))
 
 
-def _equal(found: Difference) -> str:
+def _equal(difference: Difference) -> str:
     """Return that two curves are the same function, as far as a loss shows it, else an empty string.
 
     Different functions may have equal means by chance, but not equal losses of all blocks.
     """
-    if found.half == 0:
+    if difference.half == 0:
         return "all losses are equal"
-    return "equal up to rounding" if max(abs(found.mean), found.half / 10) <= ROUNDING else ""
+    return "equal up to rounding" if max(abs(difference.mean), difference.half / 10) <= ROUNDING else ""
 
 
 def _copies(sides: _Sides, pairs: Sequence[Sequence[Sequence[Mapping[str, Any]]]]) -> str:
@@ -329,25 +329,26 @@ def _copies(sides: _Sides, pairs: Sequence[Sequence[Sequence[Mapping[str, Any]]]
     return ""
 
 
-def shown_p(p: float) -> str:
+def p_text(p: float) -> str:
     """Return a p-value with two digits, or as many as leave it on its side of 0.05."""
     texts = (f"{p:.{digits}g}" for digits in range(2, 17))
     return next((text for text in texts if (float(text) < SIGNIFICANCE) == (p < SIGNIFICANCE)), repr(p))
 
 
-def _corrected(found: Sequence[Verdict]) -> list[Verdict]:
+def _correct(judged_verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Return verdicts with their words: Holm's correction is for all of them that have a p-value."""
-    judged = [n for n, verdict in enumerate(found) if verdict.p is not None]
-    adjusted = dict(zip(judged, holm([found[n].p or 0.0 for n in judged]), strict=True))
+    judged = [n for n, verdict in enumerate(judged_verdicts) if verdict.p is not None]
+    adjusted = dict(zip(judged, holm([judged_verdicts[n].p or 0.0 for n in judged]), strict=True))
     return [
-        _worded(verdict._replace(adjusted_p=adjusted.get(n), family=len(judged))) for n, verdict in enumerate(found)
+        _word_verdict(verdict._replace(adjusted_p=adjusted.get(n), family=len(judged)))
+        for n, verdict in enumerate(judged_verdicts)
     ]
 
 
-def _worded(verdict: Verdict) -> Verdict:
+def _word_verdict(verdict: Verdict) -> Verdict:
     if verdict.p is None or verdict.adjusted_p is None or verdict.ratio is None:
         return verdict
     if verdict.adjusted_p < SIGNIFICANCE:
         return verdict._replace(word=BETTER if verdict.ratio < 1 else WORSE)
-    alone = f"p = {shown_p(verdict.p)} alone, before Holm's correction" if verdict.p < SIGNIFICANCE else ""
+    alone = f"p = {p_text(verdict.p)} alone, before Holm's correction" if verdict.p < SIGNIFICANCE else ""
     return verdict._replace(word=NOT_SEPARATED, reason=verdict.reason or alone)

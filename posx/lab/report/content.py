@@ -25,13 +25,13 @@ from posx.lab.files.rows import number
 from posx.lab.plots import captions, effects, look, pictures
 from posx.lab.plots.formats import FORMATS
 from posx.lab.plots.groups import Curve, Panel, Point, curves_of_runs, panels
-from posx.lab.plots.points import averaged, bits_curves, local, perplexity_curves, ratio_curves
-from posx.lab.plots.tables import cell, seeds_of, tables_of
+from posx.lab.plots.points import average_bins, bits_curves, local_loss, perplexity_curves, ratio_curves
+from posx.lab.plots.tables import cell, panel_tables, seed_count
 from posx.lab.plots.verdicts import verdicts
 from posx.lab.results.columns import plain_rows
 from posx.lab.results.facts import OF_ENCODINGS
-from posx.lab.results.table import PER_POSITION, common_folder, missing_runs, read_results, runs_of
-from posx.lab.runs.folder import RunFolder, name_of, run_folders
+from posx.lab.results.table import PER_POSITION, common_folder, list_runs, missing_runs, read_results
+from posx.lab.runs.folder import RunFolder, run_folders, run_name
 
 #: The measures of the main chart: the curves of a panel.
 MEASURES = {"ppl": perplexity_curves, "bpb": bits_curves, "R_k": ratio_curves}
@@ -55,22 +55,22 @@ COLUMNS = (
 def content(folders: Sequence[Path]) -> dict[str, Any]:
     """Return the contents of a report on the runs at or below `folders`. Raises WorkdirError for a missing folder."""
     folders = list(dict.fromkeys(folder.resolve() for folder in folders))
-    with _heard() as warnings:
+    with _collect_warnings() as warnings:
         table = read_results(folders)
     used = table[table.left_out == ""]
     missing = {name: why for folder in folders for name, why in missing_runs(folder, ended=True).items()}
     split = panels(table[table.status != "diverged"], missing)
     windows = [panel for panel in split if panel.protocol != PER_POSITION]
     positions = [panel for panel in split if panel.protocol == PER_POSITION]
-    curves = curves_of_runs(runs_of(used))
+    curves = curves_of_runs(list_runs(used))
     places = {run: n for n, curve in enumerate(curves) for run in curve.runs.run}
     measured = [{name: made(panel) for name, made in MEASURES.items()} for panel in windows]
     return {
         "curves": [_curve(curve) for curve in curves],
-        "panels": [_panel(panel, places, found["ppl"]) for panel, found in zip(windows, measured, strict=True)],
+        "panels": [_panel(panel, places, curves["ppl"]) for panel, curves in zip(windows, measured, strict=True)],
         "points": [point for n, panel in enumerate(windows) for point in _points(n, panel, measured[n], places)],
         "table": [line for n, panel in enumerate(windows) for line in _table(n, panel, measured[n], places)],
-        "copies": {name: write(tables_of(windows)) for name, write in FORMATS.items()},
+        "copies": {name: write(panel_tables(windows)) for name, write in FORMATS.items()},
         "positions": [_panel(panel, places, ()) | {"points": list(_positions(panel, places))} for panel in positions],
         "training": list(_training(folders, places)),
         **_verdicts(used, curves),
@@ -78,12 +78,14 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
         **_pictures(folders),
         "warnings": warnings,
         "columns": COLUMNS,
-        "rows": [[_cell_of(row[name]) for name in COLUMNS] for row in plain_rows(used) if row["status"] != "diverged"],
+        "rows": [
+            [_json_cell(row[name]) for name in COLUMNS] for row in plain_rows(used) if row["status"] != "diverged"
+        ],
     }
 
 
 @contextlib.contextmanager
-def _heard() -> Iterator[list[str]]:
+def _collect_warnings() -> Iterator[list[str]]:
     """Collect the warnings on rows that cannot be used."""
     said: list[str] = []
     handler, logger = logging.Handler(), logging.getLogger("posx.lab.results")
@@ -102,7 +104,7 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _cell_of(value: Any) -> Any:
+def _json_cell(value: Any) -> Any:
     """Return a value of the table as JSON has it: "inf" for an infinite perplexity, None for no text."""
     return "inf" if value == math.inf else _plain(value) if value != "" else None
 
@@ -121,7 +123,7 @@ def _panel(panel: Panel, places: Mapping[str, int], drawn: Sequence[Curve]) -> d
     notes = captions.notes([panel], drawn) if panel.protocol != PER_POSITION else []
     warning = captions.mixture(panel.rows)
     return {
-        "title": f"L = {panel.train_len:,}, {rule}", "train_len": panel.train_len, "facts": captions.facts([panel]),
+        "title": f"L = {panel.train_len:,}, {rule}", "train_len": panel.train_len, "facts": captions.subtitle([panel]),
         "notes": [*([warning] if warning else []), *notes],
         "curves": sorted(places[curve.runs.run.iloc[0]] for curve in panel.curves),
     }  # fmt: skip
@@ -131,8 +133,8 @@ def _points(
     number_of_panel: int, panel: Panel, measured: Mapping[str, Sequence[Curve]], places: Mapping[str, int]
 ) -> Iterator[dict[str, Any]]:
     """Yield a point for each measure, curve and window of a panel."""
-    for measure, found in measured.items():
-        for curve in found:
+    for measure, curves in measured.items():
+        for curve in curves:
             for point in curve.points:
                 low, high = point.interval or (None, None)
                 yield {
@@ -146,19 +148,19 @@ def _table(
     number_of_panel: int, panel: Panel, measured: Mapping[str, Sequence[Curve]], places: Mapping[str, int]
 ) -> Iterator[dict[str, Any]]:
     """Yield the cells of each curve of a panel: seeds, perplexity and bits at L, R_k, and the 1 % horizon."""
-    found = {name: {curve.label: curve.points for curve in drawn} for name, drawn in measured.items()}
-    seeds = {curve.label: {"value": curve.seeds[1], "text": seeds_of(curve)} for curve in measured["ppl"]}
+    points = {name: {curve.label: curve.points for curve in drawn} for name, drawn in measured.items()}
+    seeds = {curve.label: {"value": curve.seeds[1], "text": seed_count(curve)} for curve in measured["ppl"]}
     for curve in panel.curves:
-        ratios = {point.x: point for point in found["R_k"][curve.label]}
+        ratios = {point.x: point for point in points["R_k"][curve.label]}
         yield {
             "panel": number_of_panel, "curve": places[curve.runs.run.iloc[0]], "seeds": seeds[curve.label],
-            **{name: _at(found[name][curve.label], panel.train_len) for name in ("ppl", "bpb")},
+            **{name: _find_point(points[name][curve.label], panel.train_len) for name in ("ppl", "bpb")},
             "ratios": {f"{k:g}": _cell(point) for k, point in ratios.items() if k > 1},
-            "horizon": _horizon({k: _of_all(point) for k, point in ratios.items()}),
+            "horizon": _horizon({k: _mean_of_all(point) for k, point in ratios.items()}),
         }  # fmt: skip
 
 
-def _of_all(point: Point) -> float:
+def _mean_of_all(point: Point) -> float:
     """Return the mean of a point, NaN if a seed failed there, as the mean of the other seeds would mislead."""
     return math.nan if _BROKEN & set(point.failures) else point.mean
 
@@ -167,11 +169,11 @@ def _horizon(ratios: Mapping[float, float]) -> dict[str, Any] | None:
     """Return the cell of the 1 % horizon in training lengths, with >= if it is the longest length measured."""
     if not any(k > 1 and math.isfinite(ratio) for k, ratio in ratios.items()):
         return None
-    found = horizon(ratios)
-    return {"value": found, "text": f"{'>= ' if found == max(ratios) else ''}{found:g}"}
+    longest = horizon(ratios)
+    return {"value": longest, "text": f"{'>= ' if longest == max(ratios) else ''}{longest:g}"}
 
 
-def _at(points: Sequence[Point], x: float) -> dict[str, Any] | None:
+def _find_point(points: Sequence[Point], x: float) -> dict[str, Any] | None:
     return next((_cell(point) for point in points if point.x == x), None)
 
 
@@ -181,7 +183,7 @@ def _cell(point: Point) -> dict[str, Any]:
 
 
 def _positions(panel: Panel, places: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-    for curve in averaged(panel, local):
+    for curve in average_bins(panel, local_loss):
         for point in curve.points:
             yield {"curve": places[curve.runs.run.iloc[0]], "x": point.x, "mean": _plain(point.mean)}
 
@@ -191,18 +193,18 @@ def _training(folders: Sequence[Path], places: Mapping[str, int]) -> Iterator[di
     measured = {path for folder in folders for path in run_folders(folder, "eval.jsonl")}
     for path in sorted(measured):
         steps: dict[int, tuple[float, float, float]] = {}
-        for row in RunFolder(path).logged():
+        for row in RunFolder(path).logged_rows():
             step, tokens, loss = (number(row.get(name)) for name in ("step", "tokens", "loss"))
             if step is not None and tokens is not None and loss is not None:
                 steps[int(step)] = loss, tokens, number(row.get("tokens_per_second")) or math.inf
-        seconds, before, found = 0.0, 0.0, []
+        seconds, before, logged = 0.0, 0.0, []
         for step, (loss, tokens, speed) in sorted(steps.items()):
             seconds += (tokens - before) / speed
             before = tokens
-            found.append([step, loss, int(tokens), round(seconds, 2)])
-        name, every = name_of(path, common_folder(measured)), -(-len(found) // MOST_STEPS)
-        if found and name in places:
-            yield {"curve": places[name], "run": name, "steps": found[::-every][::-1]}
+            logged.append([step, loss, int(tokens), round(seconds, 2)])
+        name, every = run_name(path, common_folder(measured)), -(-len(logged) // MOST_STEPS)
+        if logged and name in places:
+            yield {"curve": places[name], "run": name, "steps": logged[::-every][::-1]}
 
 
 def _verdicts(table: pd.DataFrame, curves: Sequence[Curve]) -> dict[str, Any]:
@@ -214,15 +216,15 @@ def _verdicts(table: pd.DataFrame, curves: Sequence[Curve]) -> dict[str, Any]:
     if len(curves) > MOST_COMPARED:
         why = f"{len(curves)} curves are too many for a verdict on each pair. Compare a few: posx compare RUN RUN"
         return {"verdicts": [], "places": [], "family": 0, "no_verdicts": [why]}
-    found, left_out = verdicts(table, curves)
-    places = list(dict.fromkeys(one.place for one in found))
+    judged, left_out = verdicts(table, curves)
+    places = list(dict.fromkeys(one.place for one in judged))
     short = [
         [*one.pair, places.index(one.place)]
         + [value and _plain(float(f"{value:.10g}")) for value in (one.ratio, one.low, one.high, one.adjusted_p)]
-        + [one.word, one.said.removeprefix(one.word)]
-        for one in found
+        + [one.word, one.words.removeprefix(one.word)]
+        for one in judged
     ]
-    family = found[0].family if found else 0
+    family = judged[0].family if judged else 0
     return {"verdicts": short, "places": places, "family": family, "no_verdicts": left_out}
 
 
@@ -253,29 +255,29 @@ def _settings(run: pd.Series) -> dict[str, str]:
 
 def _pictures(folders: Sequence[Path]) -> dict[str, Any]:
     """Return (name, line on the class, PNG as a data URL) of trained encodings, and why others have no picture."""
-    found, reasons = dict[str, tuple[str, str]](), dict[str, list[str]]()
+    pictures, reasons = dict[str, tuple[str, str]](), dict[str, list[str]]()
 
-    def without(name: str, why: object) -> None:
+    def leave_out(name: str, why: object) -> None:
         # Without the path of the file and the kinds of errors around the last.
         text = str(why).rpartition(" cannot be read: ")[2].rpartition("ConfigError: ")[2]
         reasons.setdefault(text, []).append(name)
 
-    for subject in [one for folder in folders for one in effects.encodings_of(folder, without)]:
+    for subject in [one for folder in folders for one in effects.folder_encodings(folder, leave_out)]:
         if not subject.trained:
-            without(subject.name, "no run has a checkpoint of it")
-        elif len(found) >= MOST_PICTURES:
-            without(subject.name, f"the page has {MOST_PICTURES} pictures. Draw all with posx plot --what encodings")
+            leave_out(subject.name, "no run has a checkpoint of it")
+        elif len(pictures) >= MOST_PICTURES:
+            leave_out(subject.name, f"the page has {MOST_PICTURES} pictures. Draw all with posx plot --what encodings")
         else:
             kind = type(subject.encoding)
             line = (inspect.getdoc(kind) or "").partition("\n")[0]
             try:
-                title = subject.name if subject.name not in found else f"{subject.name}, {subject.origin}"
-                found[title] = f"{kind.__name__}: {line}", _picture(subject)
+                title = subject.name if subject.name not in pictures else f"{subject.name}, {subject.origin}"
+                pictures[title] = f"{kind.__name__}: {line}", _picture(subject)
             except Exception as error:  # a class of the user's own may raise anything
-                without(subject.name, f"{type(error).__name__}: {error}")
+                leave_out(subject.name, f"{type(error).__name__}: {error}")
     return {
-        "pictures": [(title, *facts) for title, facts in found.items()],
-        "no_pictures": [f"No picture of {captions.listed(names, 'runs')}: {why}" for why, names in reasons.items()],
+        "pictures": [(title, *facts) for title, facts in pictures.items()],
+        "no_pictures": [f"No picture of {captions.join_names(names, 'runs')}: {why}" for why, names in reasons.items()],
     }
 
 

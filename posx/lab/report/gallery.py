@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from posx.contract import acting
+from posx.contract import acting_hooks
 from posx.encodings import ENCODINGS, Dims, Encoding, build
 from posx.errors import ConfigError
 from posx.lab.plots import effects
 from posx.lab.plots.palette import look
-from posx.lab.report.page import save
+from posx.lab.report.page import write_page
 
 #: The factors by which a slider multiplies the default of a number.
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -27,16 +27,18 @@ FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 MOST_SLIDERS, MOST_HEADS, MOST_POINTS = 3, 4, 512
 
 
-def write(dims: Dims, out: Path) -> int:
+def write_gallery(dims: Dims, out: Path) -> int:
     """Write the gallery to `out`. Return the number of encodings.
 
     Raises:
       ConfigError: the extra `report` is not installed.
       WorkdirError: `out` cannot be written.
     """
-    shown = [found for name in ENCODINGS if (found := entry(name, dims)) is not None]
+    shown = [entries for name in ENCODINGS if (entries := entry(name, dims)) is not None]
     sizes = f"{dims.num_heads} heads of {dims.head_dim} channels, L = {dims.train_len}"
-    save("posx: position encodings", {"sizes": sizes, "train_len": dims.train_len, "encodings": shown}, "gallery", out)
+    write_page(
+        "posx: position encodings", {"sizes": sizes, "train_len": dims.train_len, "encodings": shown}, "gallery", out
+    )
     return len(shown)
 
 
@@ -57,7 +59,7 @@ def entry(name: str, dims: Dims) -> dict[str, Any] | None:
 
 def _note(encoding: Encoding) -> str:
     """Return why an encoding may have no curve."""
-    hooks = ", ".join(acting(encoding))
+    hooks = ", ".join(acting_hooks(encoding))
     return f"No curve without a trained model or a text: it acts on {hooks}." if hooks else "It acts on nothing."
 
 
@@ -71,23 +73,23 @@ def _numbers(encoding: Encoding) -> list[str]:
 def _slider(name: str, encoding: Encoding, field: str, dims: Dims, start: dict[str, Any]) -> dict[str, Any] | None:
     """Return the values of a field and the curves at each; None if it changes no curve."""
     value = getattr(encoding, field)
-    found = {value: start["curves"]}
+    curves_at = {value: start["curves"]}
     others = sorted({type(value)(value * factor) for factor in FACTORS} - {value})
     for one in (*others[:1], *others[-1:], *others[1:-1]):  # the ends tell if any changes something
         with contextlib.suppress(ConfigError):  # out of the field's range
-            found[one] = list(_curves(name, build({"name": name, field: one}, dims), dims))
-        if len(found) > 2 and all(curves == start["curves"] for curves in found.values()):
+            curves_at[one] = list(_curves(name, build({"name": name, field: one}, dims), dims))
+        if len(curves_at) > 2 and all(curves == start["curves"] for curves in curves_at.values()):
             return None
-    if all(curves == start["curves"] for curves in found.values()):
+    if all(curves == start["curves"] for curves in curves_at.values()):
         return None
-    places = [{"value": one, "curves": found[one]} for one in sorted(found)]
-    return {"field": field, "at": sorted(found).index(value), "places": places}
+    places = [{"value": one, "curves": curves_at[one]} for one in sorted(curves_at)]
+    return {"field": field, "at": sorted(curves_at).index(value), "places": places}
 
 
 def _curves(name: str, encoding: Encoding, dims: Dims) -> Iterator[dict[str, Any]]:
     """Yield what an encoding does at each distance or position, as initialised."""
     subject = effects.initial(name, encoding, dims)
-    if (added := effects.added_to_embeddings(subject)) is not None:
+    if (added := effects.embedding_vectors(subject)) is not None:
         products = added @ added.T
         means = np.array([np.diagonal(products, n).mean() for n in range(len(products) // 2)])
         yield _curve("inner product of the added vectors", "distance in tokens", np.arange(len(means)), means[None])
@@ -96,11 +98,11 @@ def _curves(name: str, encoding: Encoding, dims: Dims) -> Iterator[dict[str, Any
         yield _curve("added to logits", "distance in tokens", np.arange(values.shape[1]), values)
     if (match := effects.match_by_distance(subject)) is not None:
         yield _curve("product of a vector with itself", "distance in tokens", *match)
-    for title, found in (
+    for title, numbers in (
         ("logit scale", effects.logit_scales(subject)), ("weight of the sink", effects.sink_weights(subject)),
     ):  # fmt: skip
-        if found is not None:
-            yield _curve(title, "position of the query", np.arange(found.shape[1]), found)
+        if numbers is not None:
+            yield _curve(title, "position of the query", np.arange(numbers.shape[1]), numbers)
     for title, length in effects.relative_lengths(subject).items():
         yield _curve(f"length of the vectors {title}", "distance in tokens", np.arange(len(length)), length[None])
 

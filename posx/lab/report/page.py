@@ -18,7 +18,7 @@ from posx.lab.report.content import content
 _HERE = Path(__file__).parent
 
 
-def write(folders: Sequence[Path], out: Path) -> int:
+def write_report(folders: Sequence[Path], out: Path) -> int:
     """Write the report on the runs at or below `folders` to `out`. Return how many runs it shows.
 
     Raises:
@@ -30,11 +30,11 @@ def write(folders: Sequence[Path], out: Path) -> int:
         named = ", ".join(folder.name for folder in folders)
         raise WorkdirError(f"{named}: no run has results. Measure them with posx evaluate --workdir FOLDER")
     title = "posx: " + ", ".join(folder.name for folder in folders).encode(errors="replace").decode()
-    save(title, data, "page", out)
+    write_page(title, data, "page", out)
     return sum(len(curve["runs"]) for curve in data["curves"])
 
 
-def save(title: str, data: dict[str, Any], kind: str, out: Path) -> None:
+def write_page(title: str, data: dict[str, Any], kind: str, out: Path) -> None:
     """Write a page of a kind, "page" or "gallery", to `out`. Raises ConfigError without the extra, WorkdirError."""
     text = page(title, data, kind, _library())
     with disk_errors(out):

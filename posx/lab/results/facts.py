@@ -9,7 +9,7 @@ from typing import Any
 
 from posx.errors import WorkdirError
 from posx.lab.config.run import IMPORTED
-from posx.lab.config.sections import cycle_of
+from posx.lab.config.sections import shortest_cycle
 from posx.lab.runs.folder import RunFolder
 
 #: Settings that belong to an encoding or are resolved for it. They follow from the text of the encoding, unless posx
@@ -57,15 +57,15 @@ def settings_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
     text = [name for name in settings if name.startswith("data.") and name != "data.text"]
     return {
         "settings": settings,
-        "kind": _without(settings, *SEED, *text, *SCORED),
-        "around": _without(settings, *SEED, "train.length", "data.", SCORED_TEXT, *OF_ENCODINGS),
+        "kind": _drop_settings(settings, *SEED, *text, *SCORED),
+        "around": _drop_settings(settings, *SEED, "train.length", "data.", SCORED_TEXT, *OF_ENCODINGS),
         "train_seed": settings.get("train.seed"),
         "scored_text": settings.get(SCORED_TEXT),
         "scored_step": settings.get(SCORED_STEP),
     }
 
 
-def _without(settings: Mapping[str, Any], *starts: str) -> str:
+def _drop_settings(settings: Mapping[str, Any], *starts: str) -> str:
     kept = {name: value for name, value in settings.items() if not name.startswith(starts)}
     return json.dumps(kept, sort_keys=True)
 
@@ -76,6 +76,6 @@ def config_facts(folder: pathlib.Path, name: str) -> dict[str, Any]:
         run = RunFolder(folder).read_config()
     except WorkdirError:
         return settings_facts({}) | {"run": name, "method": name, "train_len": 0}
-    facts = {"settings": run.settings, "encoding": run.encoding, "layers": cycle_of(run.layer_texts)}
+    facts = {"settings": run.settings, "encoding": run.encoding, "layers": shortest_cycle(run.layer_texts)}
     data = {"own_text": True, "data_source": run.data.source, "tokenizer": run.data.tokenizer}
     return run_facts({**facts, **data, "train_len": run.train.length, "code": run.code}) | {"run": name}

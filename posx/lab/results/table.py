@@ -24,11 +24,11 @@ import pandas as pd
 
 from posx.evaluation.protocols import Nonoverlapping, PerPosition
 from posx.lab.files import lines
-from posx.lab.files.rows import problem_of
+from posx.lab.files.rows import row_problem
 from posx.lab.results.columns import COLUMNS, RUN_COLUMNS, SCORES, make_table
 from posx.lab.results.facts import config_facts, run_facts
-from posx.lab.runs.folder import RunFolder, name_of, run_folders, typed_path
-from posx.lab.runs.targets import anchor_of
+from posx.lab.runs.folder import RunFolder, run_folders, run_name, typed_path
+from posx.lab.runs.targets import row_anchor
 
 PER_POSITION = PerPosition.name
 #: Why a row is left out, if its targets are not those of the rows that are used.
@@ -65,9 +65,9 @@ def read_results(folder: Folders) -> pd.DataFrame:
     if several and not stored:
         return make_table([])
     root = common_folder(stored) if several else folders[0]
-    named = {name_of(run, root): rows for run, rows in stored.items()}
-    ended = [row for one in folders for row in _ended(one, lambda run: _name_below(run, root))]
-    return pd.concat([table_of(named, typed_path(root)), make_table(ended)], ignore_index=True)
+    named = {run_name(run, root): rows for run, rows in stored.items()}
+    ended = [row for one in folders for row in _nan_rows(one, lambda run: _relative_name(run, root))]
+    return pd.concat([build_results(named, typed_path(root)), make_table(ended)], ignore_index=True)
 
 
 def common_folder(folders: Any) -> pathlib.Path:
@@ -75,22 +75,22 @@ def common_folder(folders: Any) -> pathlib.Path:
     return pathlib.Path(os.path.commonpath(list(folders)))
 
 
-def _name_below(run: pathlib.Path, root: pathlib.Path) -> str:
-    return name_of(run, root) if run.is_relative_to(root) else os.path.relpath(run, root)
+def _relative_name(run: pathlib.Path, root: pathlib.Path) -> str:
+    return run_name(run, root) if run.is_relative_to(root) else os.path.relpath(run, root)
 
 
 def _stored_rows(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, list[dict[str, Any]]]]:
     """Yield the whole rows of each run that has a file of rows, none if its training ended with NaN after them."""
     measured = run_folders(folder, "eval.jsonl")
     for run in measured:
-        rows = RunFolder(run).measured(_warn_of_row)
+        rows = RunFolder(run).measured_rows(_warn_of_row)
         if rows and (step := _nan_step(RunFolder(run))) is not None:
             _LOG.warning("%s: training ended with NaN at step %s. Rows of earlier steps do not count", run, step)
             rows = []
         yield run, rows
     for run in run_folders(folder, "rows.json"):
         if run not in measured:
-            RunFolder(run).measured(_warn_of_row)  # its `eval.jsonl` is gone
+            RunFolder(run).measured_rows(_warn_of_row)  # its `eval.jsonl` is gone
 
 
 def _warn_of_row(problem: str) -> None:
@@ -100,7 +100,7 @@ def _warn_of_row(problem: str) -> None:
 
 def _nan_step(run: RunFolder) -> int | None:
     """Return the step at which the training of a run ended with NaN, None if it did not. A finished run is not read."""
-    return None if run.done_file.is_file() else run.ended_with_nan()
+    return None if run.done_file.is_file() else run.nan_step()
 
 
 def _without_results(folder: pathlib.Path) -> list[RunFolder]:
@@ -110,13 +110,13 @@ def _without_results(folder: pathlib.Path) -> list[RunFolder]:
 
 
 def _has_no_row(run: RunFolder) -> bool:
-    return bool(problem_of(lines.first(run.eval_file))) and not run.measured()
+    return bool(row_problem(lines.first_object(run.eval_file))) and not run.measured_rows()
 
 
-def _ended(folder: pathlib.Path, name: Callable[[pathlib.Path], str]) -> Iterator[dict[str, Any]]:
+def _nan_rows(folder: pathlib.Path, name: Callable[[pathlib.Path], str]) -> Iterator[dict[str, Any]]:
     """Yield a row of the status "diverged" for each run whose training ended with NaN. name: returns that of a run."""
     for run in _without_results(folder):
-        step = run.ended_with_nan()
+        step = run.nan_step()
         if step is not None and (facts := config_facts(run.path, name(run.path)))["train_len"]:
             lengths = dict.fromkeys(("eval_len", "stride", "anchor"), facts["train_len"])
             yield facts | lengths | {"protocol": Nonoverlapping.name, "step": step, "status": "diverged"}
@@ -128,8 +128,8 @@ def missing_runs(folder: str | pathlib.Path, ended: bool = False) -> dict[str, s
     ended: whether runs whose training ended with NaN, which have a row that says so, are among them.
     """
     folder = pathlib.Path(folder)
-    diverged = {row["run"]: row for row in _ended(folder, lambda run: name_of(run, folder))}
-    names = {name_of(run.path, folder): run for run in _without_results(folder)}
+    diverged = {row["run"]: row for row in _nan_rows(folder, lambda run: run_name(run, folder))}
+    names = {run_name(run.path, folder): run for run in _without_results(folder)}
     missing = {name: run.failure() for name, run in names.items() if name not in diverged}
     return missing | (diverged_runs(make_table(diverged.values())) if ended else {})
 
@@ -140,26 +140,26 @@ def diverged_runs(table: pd.DataFrame) -> dict[str, str]:
     return {run: f"training ended with NaN at step {step:,}" for run, step in zip(ended.run, ended.step, strict=True)}
 
 
-def runs_of(table: pd.DataFrame) -> pd.DataFrame:
+def list_runs(table: pd.DataFrame) -> pd.DataFrame:
     """Return the columns of runs, a row for each run of a table, with the names of the runs as index."""
     runs = table.drop_duplicates("run")[[*RUN_COLUMNS]]
     return runs.set_index("run", drop=False)
 
 
-def table_of(stored: Mapping[str, Sequence[Mapping[str, Any]]], workdir: str = "") -> pd.DataFrame:
+def build_results(stored: Mapping[str, Sequence[Mapping[str, Any]]], workdir: str = "") -> pd.DataFrame:
     """Return the table of stored rows, sorted by run. The rows that are used come before those that are left out.
 
     Args:
       stored: {name of a run: its rows, in the order of writing}.
       workdir: the folder that the names are below, as a command can name it.
     """
-    rows = _of_last_runs(_last_of_each(_read(stored, workdir), _MEASUREMENT))
+    rows = _select_last_runs(_last_of_each(_read(stored, workdir), _MEASUREMENT))
     used = rows.left_out == ""
     parts = [rows[~used]]
     for (_, _, protocol), members in rows[used].groupby(["data_digest", "train_len", "protocol"], sort=False):
         members = members.assign(rule=stride_rule(members))
         for _, slid in members.groupby("rule", sort=False, dropna=False):
-            parts.append((_of_longest_windows if protocol == PER_POSITION else _of_same_targets)(slid))
+            parts.append((_select_longest if protocol == PER_POSITION else _select_same_targets)(slid))
     table = pd.concat(parts).sort_values(["run", "order"], kind="stable")[[*COLUMNS]].reset_index(drop=True)
     return table.assign(**{name: table[name].where(table.status != "apart") for name in SCORES})
 
@@ -168,7 +168,7 @@ def _read(stored: Mapping[str, Sequence[Mapping[str, Any]]], workdir: str) -> pd
     """Return stored rows as a table, with columns for the steps that follow."""
     rows = [(name, row) for name, own in stored.items() for row in own]
     usual = {"workdir": workdir, "status": "ok"}
-    table = make_table({**usual, **row, "run": name, "anchor": anchor_of(dict(row))} for name, row in rows)
+    table = make_table({**usual, **row, "run": name, "anchor": row_anchor(dict(row))} for name, row in rows)
     own_code = [{n[5:]: v for n, v in row["settings"].items() if n.startswith("code.")} for _, row in rows]
     table["code_text"] = [json.dumps(row.get("code", {}), sort_keys=True) for _, row in rows]
     table["own_code"] = [json.dumps(code, sort_keys=True) for code in own_code]
@@ -189,13 +189,13 @@ def _last_of_each(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     return last.sort_values("place", kind="stable").drop(columns="place")
 
 
-def _preferred(rows: pd.DataFrame, column: str, rank: pd.Series) -> pd.Series:
+def _best_value(rows: pd.DataFrame, column: str, rank: pd.Series) -> pd.Series:
     """Return {run: the value of a column in its row of the highest rank}. Ties go to the first row."""
     best = rows.assign(rank=rank.astype(int)).sort_values("rank", ascending=False, kind="stable")
     return best.drop_duplicates("run").set_index("run")[column]
 
 
-def _of_last_runs(rows: pd.DataFrame) -> pd.DataFrame:
+def _select_last_runs(rows: pd.DataFrame) -> pd.DataFrame:
     """Leave out the rows of other runs, texts, codes, steps and weights than each folder's last run has.
 
     The text is that of most runs. Ties go to the run's own text, then to the first. The code is the run's own, or that
@@ -205,10 +205,10 @@ def _of_last_runs(rows: pd.DataFrame) -> pd.DataFrame:
     rows = _leave_out(rows, rows.hash != runs.map(rows.groupby("run").hash.last()), "of another run (not comparable)")
     own = rows[rows.left_out == ""]
     measured = rows.drop_duplicates(["run", "data_digest"]).data_digest.value_counts()
-    home = own.data_digest == own.run.map(_preferred(own, "data_digest", own.own_text.astype(bool)))
-    text = _preferred(own, "data_digest", 2 * own.data_digest.map(measured) + home)
+    home = own.data_digest == own.run.map(_best_value(own, "data_digest", own.own_text.astype(bool)))
+    text = _best_value(own, "data_digest", 2 * own.data_digest.map(measured) + home)
     own_code = own.drop_duplicates("run").set_index("run").own_code
-    code = _preferred(own, "code_text", own.code_text == own.run.map(own_code))
+    code = _best_value(own, "code_text", own.code_text == own.run.map(own_code))
     both = own[(own.data_digest == own.run.map(text)) & (own.code_text == own.run.map(code))]
     both = pd.concat([both, own[~own.run.isin(both.run)]])
     last = both.step.fillna(0).groupby(both.run).max()
@@ -237,7 +237,7 @@ def stride_rule(rows: pd.DataFrame) -> pd.Series:
     return rows.stride if slid.eval_len.duplicated().any() else pd.Series(pd.NA, rows.index, "Int64")
 
 
-def _of_same_targets(rows: pd.DataFrame) -> pd.DataFrame:
+def _select_same_targets(rows: pd.DataFrame) -> pd.DataFrame:
     """Leave out the rows on other targets than most runs have.
 
     Ties go to the set with as many targets as most runs were first evaluated on. Further ties go to the set of most
@@ -254,7 +254,7 @@ def _of_same_targets(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([_leave_out(rows[there], ~chosen[there], OTHER_TARGETS), apart])
 
 
-def _of_longest_windows(rows: pd.DataFrame) -> pd.DataFrame:
+def _select_longest(rows: pd.DataFrame) -> pd.DataFrame:
     """Leave out all but each run's last row of its longest windows with losses.
 
     Rows on the targets of most runs are preferred.

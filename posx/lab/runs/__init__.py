@@ -7,6 +7,6 @@ to `DONE`. `evaluate` measures its rows on the tokens that `targets` chooses. `t
 reads their files, and `families` holds their architectures.
 """
 
-from posx.lazy import modules_of
+from posx.lazy import module_getter
 
-__getattr__ = modules_of(__name__)
+__getattr__ = module_getter(__name__)

@@ -11,17 +11,17 @@ import numpy as np
 
 from posx.attention import Slots, attend
 from posx.attention.masks import Mask
-from posx.contract import Chain, Dims, Params, Value, abstract_params, values_in
-from posx.contract.composite import inside
+from posx.contract import Chain, Dims, Params, Value, abstract_params, walk_values
+from posx.contract.composite import select_part
 from posx.encodings import Encoding, build, changed, code_of, from_spec, spec_text
 from posx.encodings.frequencies import Geometric
 from posx.encodings.grammar import value_text
-from posx.encodings.rates import rates_of_layers
+from posx.encodings.rates import layer_rates
 from posx.encodings.rope import Rope
 from posx.errors import ConfigError
 from posx.lab.config import RunConfig
-from posx.lab.config.masks import mask_of, mask_text
-from posx.lab.config.sections import cycle_of
+from posx.lab.config.mask_texts import mask_text, parse_mask
+from posx.lab.config.sections import shortest_cycle
 
 #: The words of `--layers`: which layers a change acts on.
 LAYERS = ("", "all", "full", "window")
@@ -29,7 +29,7 @@ LAYERS = ("", "all", "full", "window")
 PROBES = (*range(256), *(sign + 2**n for n in range(8, 31) for sign in (-1, 0, 1)))
 
 
-def under(run: RunConfig, encoding: str = "", masks: Sequence[str] = (), layers: str = "") -> RunConfig:
+def change_run(run: RunConfig, encoding: str = "", masks: Sequence[str] = (), layers: str = "") -> RunConfig:
     """Return the run that has the weights of `run` under another encoding and other masks; `run` if they act alike.
 
     Args:
@@ -43,33 +43,41 @@ def under(run: RunConfig, encoding: str = "", masks: Sequence[str] = (), layers:
     Raises:
       ConfigError: a text is wrong, no layer would change, or the parameters do not fit the trained ones.
     """
-    chosen = _chosen(run, encoding, layers)
+    chosen = _choose_layers(run, encoding, layers)
     texts, policy = [spec_text(spec) for spec in run.model.layers(run.encoding)], run.model.layer_policy
-    asked, found, new_masks = run.asked, list(run.layers), list(run.model.masks)
+    asked, encodings, new_masks = run.asked, list(run.layers), list(run.model.masks)
     if encoding:
         for n in chosen:
-            found[n], texts[n] = _changed(encoding, run, n)
-        _check_acts_on_these(encoding, found, run.layers)
+            encodings[n], texts[n] = _change_encoding(encoding, run, n)
+        _check_acts_on_these(encoding, encodings, run.layers)
         main = next((texts[n] for n in chosen if policy[n % len(policy)] == "encoding"), texts[chosen[0]])
-        policy = cycle_of(tuple("encoding" if text == main else text for text in texts))
+        policy = shortest_cycle(tuple("encoding" if text == main else text for text in texts))
         asked = dataclasses.replace(asked, encoding=main)
     if masks[len(chosen) :]:
         raise ConfigError(f"--masks: {masks[len(chosen)]} would be in none of the {len(chosen)} layers. Give fewer.")
     for place, n in enumerate(chosen if masks else ()):
-        new_masks[n] = mask_of(masks[place % len(masks)], new_masks[n])
-    pairs = dict.fromkeys(zip(found, run.layers, strict=True))  # layers mostly have one encoding
+        new_masks[n] = parse_mask(masks[place % len(masks)], new_masks[n])
+    pairs = dict.fromkeys(zip(encodings, run.layers, strict=True))  # layers mostly have one encoding
     if new_masks == list(run.model.masks) and all(_act_alike(new, old, run.dims) for new, old in pairs):
         return run
-    model = dataclasses.replace(run.model, layer_policy=policy, mask_policy=cycle_of(tuple(map(mask_text, new_masks))))
+    model = dataclasses.replace(
+        run.model, layer_policy=policy, mask_policy=shortest_cycle(tuple(map(mask_text, new_masks)))
+    )
     given = dataclasses.replace(asked.model, layer_policy=policy, mask_policy=model.mask_policy)
     asked = dataclasses.replace(asked, model=given)
-    rates = rates_of_layers(tuple(found), run.dims, run.train.position_lr_multiplier)
+    rates = layer_rates(tuple(encodings), run.dims, run.train.position_lr_multiplier)
     return dataclasses.replace(
-        run, layers=tuple(found), model=model, rates=rates, code=code_of(found), asked=asked, parent=run.as_parent()
+        run,
+        layers=tuple(encodings),
+        model=model,
+        rates=rates,
+        code=code_of(encodings),
+        asked=asked,
+        parent=run.as_parent(),
     )
 
 
-def _chosen(run: RunConfig, encoding: str, layers: str) -> list[int]:
+def _choose_layers(run: RunConfig, encoding: str, layers: str) -> list[int]:
     """Return the numbers of the layers that a change acts on. Raises ConfigError if there are none."""
     if layers not in LAYERS:
         raise ConfigError(f"--layers={layers} is unknown. Give all, full or window.")
@@ -80,13 +88,13 @@ def _chosen(run: RunConfig, encoding: str, layers: str) -> list[int]:
         "full": lambda n: not masks[n].window,
         "window": lambda n: bool(masks[n].window),
     }
-    if not (found := [n for n in range(len(masks)) if kinds[layers](n)]):
+    if not (numbers := [n for n in range(len(masks)) if kinds[layers](n)]):
         why = f"model.layer_policy={','.join(policy)}" if not layers else f"the masks are {run.model.mask_policy}"
         raise ConfigError(f"--layers={layers or 'auto'}: no layer would change, because {why}. Give --layers=all.")
-    return found
+    return numbers
 
 
-def _changed(text: str, run: RunConfig, layer: int) -> tuple[Encoding, str]:
+def _change_encoding(text: str, run: RunConfig, layer: int) -> tuple[Encoding, str]:
     """Return the encoding that `text` makes of a layer's, resolved, and its spec.
 
     Fields that were left open are resolved again, as YaRN's factor of the logits follows its `factor`. A part of a
@@ -98,21 +106,21 @@ def _changed(text: str, run: RunConfig, layer: int) -> tuple[Encoding, str]:
     new = changed(text, given if follows else trained)
     if follows and _shapes(build(new, run.dims), run.dims) != learned:
         arrays = {name: array.shape for name, array in abstract_params(trained, run.dims).items()}
-        new = _that_fits(new, changed(text, trained), arrays, run.dims)
-    found = build(new, run.dims)
-    if (wanted := _shapes(found, run.dims)) == learned:
-        return found, spec_text(new)
+        new = _fitting_encoding(new, changed(text, trained), arrays, run.dims)
+    encoding = build(new, run.dims)
+    if (wanted := _shapes(encoding, run.dims)) == learned:
+        return encoding, spec_text(new)
     raise ConfigError(
         f"{spec_text(new)} needs the parameters {wanted or 'none'}, but {spec_text(given)} has learned "
         f"{learned or 'none'}. Use an encoding with the same parameters, or train on with posx train --from."
     )
 
 
-def _that_fits(new: Encoding, kept: Encoding, learned: dict[str, Any], dims: Dims) -> Encoding:
+def _fitting_encoding(new: Encoding, kept: Encoding, learned: dict[str, Any], dims: Dims) -> Encoding:
     """Return `new`, with the parts of `kept` in place of those whose parameters do not have the `learned` shapes."""
     if isinstance(new, Chain) and isinstance(kept, Chain):
         parts = enumerate(zip(new.parts, kept.parts, strict=True))
-        return Chain(tuple(_that_fits(*both, inside(str(n), learned), dims) for n, both in parts))
+        return Chain(tuple(_fitting_encoding(*both, select_part(str(n), learned), dims) for n, both in parts))
     return new if {k: x.shape for k, x in abstract_params(build(new, dims), dims).items()} == learned else kept
 
 
@@ -160,7 +168,7 @@ def _act_alike(new: Encoding, old: Encoding, dims: Dims) -> bool:
         unknown = set_by_length or code_of([value]) or any(map(value.acts_on, ("embed", "features")))
         if new == old or unknown or abstract_params(value, dims):
             return new == old
-        fields = (inner for part in values_in(value) for inner in vars(part).values())
+        fields = (inner for part in walk_values(value) for inner in vars(part).values())
         sizes = (inner for inner in fields if isinstance(inner, int) and 8 < inner < 2**30)
         pos |= {size + offset for size in sizes for offset in range(-8, 9)}
     rng = np.random.default_rng(0)
@@ -180,12 +188,14 @@ def _act_alike(new: Encoding, old: Encoding, dims: Dims) -> bool:
 def _with_plain_rules(value: Any) -> Any:
     """Return a value with `geometric` in place of rules that give its frequencies, as `yarn(factor=1)`."""
     if type(value) is Rope and (rule := value.frequencies) == rule.at_length(2**30) and rule.magnitude == 1:
-        found, plain = (one.checked(value.base, value.rotary_dim or 0) for one in (rule, Geometric()))
-        return dataclasses.replace(value, frequencies=Geometric()) if np.allclose(found, plain, 1e-12, 0) else value
+        frequencies, plain = (one.checked(value.base, value.rotary_dim or 0) for one in (rule, Geometric()))
+        return (
+            dataclasses.replace(value, frequencies=Geometric()) if np.allclose(frequencies, plain, 1e-12, 0) else value
+        )
     return value.with_inner(_with_plain_rules)
 
 
-def differences(new: RunConfig, old: RunConfig, fix: str = "") -> list[str]:
+def run_differences(new: RunConfig, old: RunConfig, fix: str = "") -> list[str]:
     """Return a line for each change of encoding or mask between two runs: old, new and the layers, of those in both.
 
     fix: follows the number of changed layers that see a window alone.
@@ -198,8 +208,8 @@ def differences(new: RunConfig, old: RunConfig, fix: str = "") -> list[str]:
         lines.setdefault("; ".join(words), []).append(n)
     kept = lines.pop("", [])
     masks = old.model.masks[: len(shown)]
-    found = [f"{line}, in {_where(layers, masks, fix)}" for line, layers in lines.items()]
-    return found + ([f"{len(kept)} of {len(shown)} layers are as trained"] if found and kept else [])
+    changed_lines = [f"{line}, in {_where(layers, masks, fix)}" for line, layers in lines.items()]
+    return changed_lines + ([f"{len(kept)} of {len(shown)} layers are as trained"] if changed_lines and kept else [])
 
 
 def _where(layers: Sequence[int], masks: Sequence[Mask], fix: str) -> str:

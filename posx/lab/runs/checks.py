@@ -12,7 +12,7 @@ from posx.attention import kernel_refusal, refusal
 from posx.contract import abstract_params
 from posx.contract.shapes import tile_shapes
 from posx.encodings import spec_text
-from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError, in_one_line
+from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError, join_problems
 from posx.evaluation import protocols
 from posx.lab.config import SECTIONS, EvalConfig, RunConfig
 from posx.lab.data import Dataset, check_length
@@ -20,17 +20,17 @@ from posx.lab.data.corpus import absolute, is_path
 from posx.lab.progress import size
 from posx.lab.runs.folder import RunFolder
 from posx.machine.cores import own_memory
-from posx.machine.platforms import on_cpu
+from posx.machine.platforms import is_on_cpu
 from posx.notices import say
 
 CONFIG = "config.json"  # what tells a run's folder
 
 
-def checked(run: RunConfig) -> RunConfig:
+def check_run(run: RunConfig) -> RunConfig:
     """Return `run` with absolute paths. Raises ConfigError that lists every problem."""
-    found = run.data.problems() + run.eval.problems() + protocols.problems(run.eval, run.train.length)
-    if found := found or list(_encoding_problems(run)):
-        raise ConfigError(in_one_line(found))
+    problems = run.data.problems() + run.eval.problems() + protocols.problems(run.eval, run.train.length)
+    if problems := problems or list(_encoding_problems(run)):
+        raise ConfigError(join_problems(problems))
     return dataclasses.replace(run, data=absolute(run.data))
 
 
@@ -57,42 +57,42 @@ def _encoding_problems(run: RunConfig) -> Iterator[str]:
                 )
 
 
-def unused(run: RunConfig) -> dict[str, str]:
+def unused_settings(run: RunConfig) -> dict[str, str]:
     """Return {setting: why} of the settings that no part of `run` uses. `run` must be checked."""
-    found = {}
+    reasons = {}
     if "encoding" not in run.model.layer_policy:
-        found["encoding"] = "no layer of model.layer_policy is 'encoding'"
+        reasons["encoding"] = "no layer of model.layer_policy is 'encoding'"
     if not any(run.rates):
-        found["train.position_lr_multiplier"] = "the encoding has no parameters"
+        reasons["train.position_lr_multiplier"] = "the encoding has no parameters"
     if run.data.tokenizer not in ("bpe", "ids"):
-        found["data.vocab_size"] = f"data.tokenizer={run.data.tokenizer} has its own size; bpe and ids take one"
+        reasons["data.vocab_size"] = f"data.tokenizer={run.data.tokenizer} has its own size; bpe and ids take one"
     if run.data.source == "stdlib" or is_path(run.data.source):
         why = f"data.source={run.data.source} is no data set of the hub"
-        found |= dict.fromkeys(("data.subset", "data.train_split", "data.validation_split"), why)
+        reasons |= dict.fromkeys(("data.subset", "data.train_split", "data.validation_split"), why)
     places = [place for place in (run.data.source, run.data.validation) if place]
     if not any(place.endswith(".bin") or Path(place).is_dir() for place in places):
-        found["data.dtype"] = "it is the type of .bin files, and none is named"
+        reasons["data.dtype"] = "it is the type of .bin files, and none is named"
     if run.data.validation:
-        found["data.validation_fraction"] = "data.validation names the held-out text"
+        reasons["data.validation_fraction"] = "data.validation names the held-out text"
     read = {name for protocol in run.eval.protocols for name in protocols.protocol_class(protocol).reads}
     for name in sorted({name for cls in protocols.PROTOCOLS.values() for name in cls.reads} - read):
         readers = (cls.name for cls in protocols.PROTOCOLS.values() if name in cls.reads)
-        found[f"eval.{name}"] = f"eval.protocols has no {' or '.join(readers)}"
-    return found
+        reasons[f"eval.{name}"] = f"eval.protocols has no {' or '.join(readers)}"
+    return reasons
 
 
 def say_unused(runs: Iterable[RunConfig], words: Mapping[str, str]) -> None:
     """Say which of `words`, {word of the command: setting}, no run uses. A default is not worth a line."""
-    found = [(run, unused(run)) for run in runs]
+    reasons = [(run, unused_settings(run)) for run in runs]
     for word, setting in words.items():
         section, _, name = setting.partition(".")
         setting = "encoding" if section == "encoding" else setting
-        idle = [run for run, why in found if setting in why]
+        idle = [run for run, why in reasons if setting in why]
         usual = section in SECTIONS and all(
             getattr(getattr(run, section), name) == getattr(SECTIONS[section](), name) for run in idle
         )
-        if len(idle) == len(found) > 0 and not usual:
-            say(f"notice: {word} is not used: {found[0][1][setting]}")
+        if len(idle) == len(reasons) > 0 and not usual:
+            say(f"notice: {word} is not used: {reasons[0][1][setting]}")
 
 
 def check_stream(config: EvalConfig, train_len: int, dataset: Dataset) -> None:
@@ -142,16 +142,16 @@ def check_work_folder(path: Path, sweep: bool) -> None:
         sweeps = [file.parents[1] for file in path.glob(f"*/*/{CONFIG}") if file.parents[1] not in runs]
     except OSError:  # the first writer names the problem of the path
         return
-    found = place = ""
+    content = place = ""
     if single and sweep:
-        found, place = "a run", f"{path}-sweep"
+        content, place = "a run", f"{path}-sweep"
     elif runs and not single and not sweep:
-        found, place = f"a sweep, and {runs[0].name} is one of its runs", f"{path}-train"
+        content, place = f"a sweep, and {runs[0].name} is one of its runs", f"{path}-train"
     elif sweeps and not single and not runs:
-        found, place = f"sweeps, and {sweeps[0].name} is one of them", str(path / "new")
-    if found:
+        content, place = f"sweeps, and {sweeps[0].name} is one of them", str(path / "new")
+    if content:
         own = f"Give this {'sweep' if sweep else 'run'} a folder of its own: --workdir {place}"
-        raise WorkdirError(f"work folder {path} holds {found}. {own}")
+        raise WorkdirError(f"work folder {path} holds {content}. {own}")
 
 
 def check_memory(num_params: int) -> None:
@@ -160,7 +160,7 @@ def check_memory(num_params: int) -> None:
     XLA would crash, or the system kill the process. Activations come on top and are not counted.
     """
     needed, have = 16 * num_params, own_memory()
-    if on_cpu() and needed > have:
+    if is_on_cpu() and needed > have:
         raise OutOfMemoryError(
             f"weights, gradients and moments of this model take {size(needed)} of memory, but this process may "
             f"use {size(have)}. Lower the model's sizes."

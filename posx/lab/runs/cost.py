@@ -10,8 +10,8 @@ from posx.lab.cross_entropy import LARGEST_LOGITS
 from posx.lab.data.store import cache_folder
 from posx.lab.machine.ceiling import machine_ceiling
 from posx.lab.runs.describe import count
-from posx.machine.devices import worth
-from posx.machine.platforms import on_cpu
+from posx.machine.devices import worthwhile_devices
+from posx.machine.platforms import is_on_cpu
 
 if TYPE_CHECKING:
     from posx.lab.model import Model
@@ -73,11 +73,13 @@ def _memory(model: Model, tokens: int, flops: float) -> float:
     inside = max((2 if config.gated else 1) * config.hidden_dim, 4 * dims.num_heads * dims.head_dim)
     layers = tokens * ((config.num_layers + 1) * config.model_dim + inside)
     logits = min(tokens * model.vocab_size, LARGEST_LOGITS)
-    copies = max(2, worth(flops) if on_cpu() else 1)  # CPU devices share a memory. There are two while weights are read
+    copies = max(
+        2, worthwhile_devices(flops) if is_on_cpu() else 1
+    )  # CPU devices share a memory. There are two while weights are read
     return PROCESS_MEMORY + 4.0 * (copies * count(model) + layers + logits)
 
 
-def speed_of(run: RunConfig, keep: bool = True) -> float:
+def evaluation_speed(run: RunConfig, keep: bool = True) -> float:
     """Return the expected FLOP/s of evaluation without an encoding, on all devices of this machine together.
 
     The matrix products of this machine are measured, unless they were before. keep: whether the result is stored.

@@ -82,30 +82,30 @@ def damages(folder: RunFolder, thorough: bool = False) -> list[Damage]:
     with contextlib.suppress(OSError):
         if not thorough and (folder.path / STAMP).read_bytes() == stamp.encode():
             return []
-    found = list(_damages(folder))
-    if found and holder(folder.path / ".lock"):  # a file may be half written: real damage is found a second time
-        found = [damage for damage in _damages(folder) if damage in found]
+    damaged = list(_damages(folder))
+    if damaged and holder(folder.path / ".lock"):  # a file may be half written: real damage is found a second time
+        damaged = [damage for damage in _damages(folder) if damage in damaged]
     with contextlib.suppress(OSError):  # the folder may be read-only
-        if found:
+        if damaged:
             (folder.path / STAMP).unlink(missing_ok=True)
         elif time.time() - _newest(folder) > SETTLED_SECONDS:
             (folder.path / STAMP).write_text(stamp, "utf-8")
-    return found
+    return damaged
 
 
 def _damages(folder: RunFolder) -> Iterator[Damage]:
     yield from _config(folder)
     for path in (folder.env_file, folder.done_file):
-        if path.exists() and not checksums.whole(path):
+        if path.exists() and not checksums.read_verified(path):
             yield Damage(path, _why(path), f"{REPEAT}: it writes the file again")
     yield from _checkpoints(folder)
     yield from _weights(folder)
     for damage in (*_rows(folder), *_log(folder)):
-        if folder.done_file.exists() or not damage.line or damage.line != _torn(damage.path):
+        if folder.done_file.exists() or not damage.line or damage.line != _torn_line(damage.path):
             yield damage  # the torn last line of a killed process is none before the run is finished
 
 
-def _torn(path: Path) -> int:
+def _torn_line(path: Path) -> int:
     """Return the number of the last line of a file if it has no line break, else 0."""
     with contextlib.suppress(OSError):
         data = path.read_bytes()
@@ -138,7 +138,7 @@ def _config(folder: RunFolder) -> Iterator[Damage]:
     except PosxError as error:
         yield Damage(path, str(error).removeprefix(f"{path} ").rstrip("."), "Restore it, or train the run again")
         return
-    wanted, tokenizer = checksums.whole(path).get(TOKENIZER_CHECKSUM), folder.tokenizer_file
+    wanted, tokenizer = checksums.read_verified(path).get(TOKENIZER_CHECKSUM), folder.tokenizer_file
     if not tokenizer.exists():
         if made:
             yield Damage(tokenizer, "it is missing", f"{REPEAT}: it writes the file again")
@@ -147,13 +147,16 @@ def _config(folder: RunFolder) -> Iterator[Damage]:
 
 
 def _checkpoints(folder: RunFolder) -> Iterator[Damage]:
-    settings, done = checksums.whole(folder.config_file), checksums.whole(folder.done_file)
+    settings, done = checksums.read_verified(folder.config_file), checksums.read_verified(folder.done_file)
     own, steps = str(settings.get("hash", "")), manifests.steps(folder.checkpoints)
     train = f"{REPEAT}: it trains again from the newest whole checkpoint, or from step 0"
     for step in steps:
         path = folder.checkpoints / str(step)
         try:
-            problem, run = manifests.problem_of(folder.checkpoints, step), manifests.run_of(folder.checkpoints, step)
+            problem, run = (
+                manifests.manifest_problem(folder.checkpoints, step),
+                manifests.manifest_run(folder.checkpoints, step),
+            )
         except WorkdirError as error:
             yield Damage(path, str(error).rstrip("."), "Train the run again in another folder")
             continue
@@ -197,7 +200,7 @@ def _rows(folder: RunFolder) -> Iterator[Damage]:
         yield Damage(path, str(error).removeprefix(f"{path} "), again)
         return
     yield from (Damage(path, problem, again, line) for line, _, problem in every if problem)
-    if isinstance(checksums.whole(folder.ledger_file).get("rows"), Mapping):
+    if isinstance(checksums.read_verified(folder.ledger_file).get("rows"), Mapping):
         yield from (Damage(path, problem, again) for problem in folder.gone_rows(every))
     elif folder.ledger_file.exists() or folder.done_file.exists():
         yield Damage(folder.ledger_file, _why(folder.ledger_file), f"{REPEAT}: it writes the file again")
@@ -208,7 +211,7 @@ def _log(folder: RunFolder) -> Iterator[Damage]:
     path = folder.metrics_file
     mend = f"{REPEAT}: it moves the line away. Only the figure of training rests on it"
     try:
-        every = rows.checked(path, rows.problem_of_log, folder.hash)
+        every = rows.check_rows(path, rows.log_problem, folder.hash)
     except WorkdirError as error:
         yield Damage(path, str(error).removeprefix(f"{path} "), mend)
         return
@@ -217,7 +220,7 @@ def _log(folder: RunFolder) -> Iterator[Damage]:
         if why and why not in named:
             yield Damage(path, why, mend, line)
             named |= {why} if why.startswith("it is of the run") else set()
-    steps, done = [row["step"] for _, row, why in every if not why], checksums.whole(folder.done_file)
+    steps, done = [row["step"] for _, row, why in every if not why], checksums.read_verified(folder.done_file)
     last, wanted = max(steps, default=0), done.get("step", 0)
     if last < wanted and not list(folder.path.glob(f"{path.name}.damaged-*")):
         mend = "Only the figure of training rests on the rest. Train the run again in another folder to have it"
@@ -237,7 +240,7 @@ def mend(folder: RunFolder, run: str) -> None:
     with contextlib.suppress(OSError):
         (folder.path / STAMP).unlink(missing_ok=True)
     _mend_checkpoints(folder, run)
-    log = rows.checked(folder.metrics_file, rows.problem_of_log, run)
+    log = rows.check_rows(folder.metrics_file, rows.log_problem, run)
     _mend_lines(folder.metrics_file, {line: why for line, _, why in log})
 
 
@@ -253,15 +256,15 @@ def mend_settings(folder: RunFolder) -> None:
 def _mend_checkpoints(folder: RunFolder, run: str) -> None:
     """Move damaged checkpoints away if a whole one is left, or if all are known to be of this run."""
     place = folder.checkpoints
-    problems = {step: manifests.problem_of(place, step) for step in manifests.steps(place)}
+    problems = {step: manifests.manifest_problem(place, step) for step in manifests.steps(place)}
     bad = [step for step, problem in problems.items() if problem]
-    is_known = len(bad) < len(problems) or all(manifests.run_of(place, step) == run for step in bad)
+    is_known = len(bad) < len(problems) or all(manifests.manifest_run(place, step) == run for step in bad)
     if not bad or not is_known:  # `Checkpoints.restore` refuses them
         return
-    target = checksums.aside(place)
+    target = checksums.damaged_path(place)
     target.mkdir()
     for step in bad:
-        manifests.path_of(place, step).rename(target / f"{step}.json")
+        manifests.manifest_path(place, step).rename(target / f"{step}.json")
         with contextlib.suppress(FileNotFoundError):
             (place / str(step)).rename(target / str(step))
         say(f"notice: checkpoint {step} in {place} is damaged ({problems[step]}) and was skipped. It is now in "
@@ -273,18 +276,18 @@ def _mend_checkpoints(folder: RunFolder, run: str) -> None:
 
 def mend_rows(folder: RunFolder) -> None:
     """Move damaged rows of `eval.jsonl` away, so that they are measured again. Raises WorkdirError."""
-    found = [damage for damage in _rows(folder) if damage.path == folder.eval_file]
-    for damage in found:
+    damaged = [damage for damage in _rows(folder) if damage.path == folder.eval_file]
+    for damage in damaged:
         if not damage.line:
             say(f"notice: {typed_path(damage.path)}: {damage.problem}")
-    _mend_lines(folder.eval_file, {damage.line: damage.problem for damage in found if damage.line})
+    _mend_lines(folder.eval_file, {damage.line: damage.problem for damage in damaged if damage.line})
 
 
 def _mend_lines(path: Path, problems: Mapping[int, str]) -> None:
     bad = {line: why for line, why in problems.items() if why}
     if not bad:
         return
-    torn = _torn(path)
+    torn = _torn_line(path)
     place = checksums.set_lines_aside(path, bad)
     alike = collections.Counter(bad.values())
     for line, why in bad.items():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from posx.attention import Mask, choose_executor
-from posx.contract import Dims, abstract_params, distance_terms, of_kinds
+from posx.contract import Dims, abstract_params, distance_terms, select_hooks
 from posx.contract.shapes import tile_shapes
 from posx.encodings import Encoding
 from posx.errors import ConfigError
@@ -18,7 +18,7 @@ from posx.lab.config import RunConfig
 from posx.lab.cross_entropy import LARGEST_LOGITS
 from posx.lab.data import ByteTokenizer, load_tokenizer
 from posx.lab.progress import size
-from posx.machine.devices import DATA, MODEL, devices_for, mesh_of
+from posx.machine.devices import DATA, MODEL, count_devices, parse_mesh
 from posx.machine.platforms import platform
 from posx.notices import say
 
@@ -40,7 +40,7 @@ WHOLE = 2**20
 SUMS = 6
 
 
-def model_of(run: RunConfig, vocab_size: int) -> Model:
+def make_run_model(run: RunConfig, vocab_size: int) -> Model:
     """Return the model that a run trains, with a row for each id below `vocab_size`, or for more if its config says so.
 
     Raises ConfigError for fewer rows.
@@ -61,7 +61,7 @@ def notice_of_code(run: RunConfig, name: str) -> None:
         )
 
 
-def executor_of(run: RunConfig, encoding: Encoding, mask: Mask) -> str:
+def layer_executor(run: RunConfig, encoding: Encoding, mask: Mask) -> str:
     """Return the attention executor that trains a layer, also if the config says "auto"."""
     if run.train.executor != "auto":
         return run.train.executor
@@ -85,16 +85,16 @@ def layout(run: RunConfig, started: int | None = None, mesh: str = "") -> Layout
         return asked_layout(mesh, rows, run.model.kv_heads)
     if started and started <= jax.device_count() and rows % started == 0:
         return Layout(started)
-    model = _model_of(run)
-    return Layout(devices_for(rows, rows * length * flops_per_token(model, length), 16.0 * count(model)))
+    model = _expected_model(run)
+    return Layout(count_devices(rows, rows * length * flops_per_token(model, length), 16.0 * count(model)))
 
 
 def opening(run: RunConfig, layout: Layout) -> str:
     """Return one line on the model and the devices of a run that is about to start."""
-    model = _model_of(run)
+    model = _expected_model(run)
     most = "up to " if run.data.tokenizer == "bpe" else ""  # a short text has fewer tokens
     layers = zip(model.encodings, run.model.masks, strict=True)
-    executors = dict.fromkeys(executor_of(run, *layer) for layer in dict.fromkeys(layers))
+    executors = dict.fromkeys(layer_executor(run, *layer) for layer in dict.fromkeys(layers))
     backend, number = platform(), layout.num_devices
     kinds = sorted({device.device_kind for device in jax.devices()[:number]} - {backend})
     words = [f"{layout} {backend} device{'s' * (number > 1)}", *(f"({kind})" for kind in kinds)]
@@ -133,11 +133,11 @@ def is_defined(model: Model, length: int) -> bool:
     return last is None or length - 1 <= last
 
 
-def expected(run: RunConfig) -> Expected:
+def expected_cost(run: RunConfig) -> Expected:
     """Return the cost of `run`. Raises ConfigError for a tokenizer that cannot be read."""
     from posx.lab.training.step import flops_per_token
 
-    model, train = _model_of(run), run.train
+    model, train = _expected_model(run), run.train
     tokens = train.steps * train.batch_size * train.length
     rows, protocols = row_flops(run), run_protocols(run.eval, train.length)
     is_known = all(protocol.num_targets for protocol, _ in protocols)
@@ -156,16 +156,16 @@ def row_flops(run: RunConfig) -> dict[tuple[str, int], float]:
     """
     from posx.lab.training.step import flops_per_token
 
-    model, found = _model_of(run), dict[tuple[str, int], float]()
+    model, costs = _expected_model(run), dict[tuple[str, int], float]()
     passes = set[tuple[int, int, int]]()
     for protocol, lengths in run_protocols(run.eval, run.train.length):
-        for length in protocol.required(lengths, functools.partial(is_defined, model)):
-            stride = protocol.stride_at(length, lengths)
+        for length in protocol.required_lengths(lengths, functools.partial(is_defined, model)):
+            stride = protocol.window_stride(length, lengths)
             one = length, stride, protocol.num_targets
             flops = (protocol.num_targets or WHOLE) / stride * length * flops_per_token(model, length) / 3
-            found[protocol.name, length] = flops if is_defined(model, length) and one not in passes else 0.0
+            costs[protocol.name, length] = flops if is_defined(model, length) and one not in passes else 0.0
             passes.add(one)
-    return found
+    return costs
 
 
 def slower(model: Model) -> float:
@@ -181,9 +181,9 @@ def describe(run: RunConfig, mesh: str = "") -> str:
     """
     from posx.lab.training.layout import check_mesh
 
-    model, cost, on_mesh = _model_of(run), expected(run), ""
+    model, cost, on_mesh = _expected_model(run), expected_cost(run), ""
     if mesh:
-        data, heads = mesh_of(mesh)
+        data, heads = parse_mesh(mesh)
         check_mesh(data, heads, run.train.batch_size // run.train.accumulation, model.config.kv_heads)
         on_mesh = f"\n{mesh}: {share(run, model, data, heads)}"
     return (
@@ -265,11 +265,11 @@ def _activations(run: RunConfig, model: Model, data: int = 1, heads: int = 1, ag
     return 4 * (tokens * kept + 2 * min(tokens * model.vocab_size, LARGEST_LOGITS))
 
 
-def _model_of(run: RunConfig) -> Model:
+def _expected_model(run: RunConfig) -> Model:
     """Return the model of a run whose text is not read yet."""
     known = {"bytes": ByteTokenizer.vocab_size, "bpe": run.data.num_ids, "ids": run.data.num_ids + 1}
     tokenizer = run.data.tokenizer
-    return model_of(run, known[tokenizer] if tokenizer in known else load_tokenizer(tokenizer).vocab_size)
+    return make_run_model(run, known[tokenizer] if tokenizer in known else load_tokenizer(tokenizer).vocab_size)
 
 
 @functools.cache  # the runs of a sweep share models
@@ -281,4 +281,4 @@ def count(model: Model) -> int:
 def _reads_pairs(encoding: Encoding, dims: Dims) -> bool:
     """Tell whether attention costs more than products, because the encoding reads the vectors of pairs."""
     terms = distance_terms(encoding, abstract_params(encoding, dims))
-    return bool(of_kinds(encoding, "channel", "tile") or terms.keys() - {"bias"})
+    return bool(select_hooks(encoding, "channel", "tile") or terms.keys() - {"bias"})

@@ -48,9 +48,9 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in PACKAGES}
 
 
-def devices_of(folder: RunFolder) -> int | None:
+def started_devices(folder: RunFolder) -> int | None:
     """Return the number of devices that the run in `folder` was started on, None for a new run."""
-    devices = checksums.whole(folder.env_file).get("num_devices")
+    devices = checksums.read_verified(folder.env_file).get("num_devices")
     return devices if isinstance(devices, int) else None
 
 
@@ -60,7 +60,7 @@ def record(folder: RunFolder, run: RunConfig, dataset: Dataset, layout: Layout) 
     if not folder.env_file.exists():
         write_json(folder.env_file, checksums.with_checksum(now | {"resumed": []}))
         return
-    first = checksums.whole(folder.env_file)
+    first = checksums.read_verified(folder.env_file)
     if not first.get("text_digest"):
         place = checksums.set_aside(folder.env_file).name
         say(
@@ -100,18 +100,18 @@ def environment(run: RunConfig, dataset: Dataset, layout: Layout) -> dict[str, A
     }
 
 
-def measured_with() -> dict[str, str]:
+def measuring_facts() -> dict[str, str]:
     """Return the versions and the device that a row of `eval.jsonl` is measured with, now."""
     return {name: version(name) for name in ("posx", "jax", "jaxlib")} | {"device": jax.devices()[0].device_kind}
 
 
 def _threads() -> dict[str, str]:
     """Return the variables of XLA and BLAS that may change bits. Timeouts do not."""
-    found = {name: os.environ[name] for name in VARIABLES if name in os.environ}
-    if "XLA_FLAGS" in found:
-        words = found["XLA_FLAGS"].split()
-        found["XLA_FLAGS"] = " ".join(word for word in words if word.partition("=")[0] not in PATIENCE)
-    return found
+    variables = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    if "XLA_FLAGS" in variables:
+        words = variables["XLA_FLAGS"].split()
+        variables["XLA_FLAGS"] = " ".join(word for word in words if word.partition("=")[0] not in PATIENCE)
+    return variables
 
 
 def layout_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -19,24 +19,24 @@ from posx.evaluation.scoring import Measured
 from posx.lab import interrupts
 from posx.lab.config import EvalConfig, RunConfig
 from posx.lab.config.data import PLACES
-from posx.lab.config.sections import cycle_of
+from posx.lab.config.sections import shortest_cycle
 from posx.lab.data import Dataset, Tokenizer
 from posx.lab.files.checksums import with_checksum
-from posx.lab.files.rows import ROW_VERSION, result_of
+from posx.lab.files.rows import ROW_VERSION, result_text
 from posx.lab.layers import sequential
 from posx.lab.machine import processes
 from posx.lab.model import Model
-from posx.lab.progress import Meter, counted
+from posx.lab.progress import Meter, quantity
 from posx.lab.runs import damage
-from posx.lab.runs.cost import Pass, pass_cost, speed_of
+from posx.lab.runs.cost import Pass, evaluation_speed, pass_cost
 from posx.lab.runs.describe import is_defined, slower
-from posx.lab.runs.environment import measured_with
+from posx.lab.runs.environment import measuring_facts
 from posx.lab.runs.folder import RunFolder
-from posx.lab.runs.targets import Asked, EvaluationPlan, asked_rows, few_places, stream_of
+from posx.lab.runs.targets import Asked, EvaluationPlan, asked_rows, few_documents, run_stream
 from posx.lab.training.layout import Layout
 from posx.lab.training.step import flops_per_token
-from posx.machine.devices import DATA, mesh, on_devices, on_each, over_devices, worth
-from posx.machine.platforms import products_in
+from posx.machine.devices import DATA, map_devices, mesh, replicate, shard_rows, worthwhile_devices
+from posx.machine.platforms import product_precision
 from posx.notices import say
 
 
@@ -47,10 +47,10 @@ def _log_probs(
     """Return log-probabilities with the rows sharded over devices, or over the mesh that is set around the call."""
 
     def one(params: Any, tokens: jax.Array) -> jax.Array:
-        with products_in(precision):
+        with product_precision(precision):
             return model.log_probs(params, tokens, sequential(tokens.shape[1] - 1), None, executor)
 
-    return on_each(one, num_devices, PartitionSpec(DATA))(params, tokens)
+    return map_devices(one, num_devices, PartitionSpec(DATA))(params, tokens)
 
 
 def model_log_probs(
@@ -62,7 +62,7 @@ def model_log_probs(
     `DATA`. If they are fewer than devices, the tokens of each window are sharded instead. Raises UndefinedLength for
     windows that the model does not serve.
     """
-    on = functools.cache(functools.partial(on_devices, params))
+    on = functools.cache(functools.partial(replicate, params))
 
     def log_probs(tokens: np.ndarray) -> np.ndarray:
         length = tokens.shape[1] - 1
@@ -70,29 +70,31 @@ def model_log_probs(
         if not is_defined(model, length):
             raise UndefinedLength(f"defined up to position {at_length.max_position}, but {length} tokens are requested")
         if layout.is_global:
-            return _together(at_length, (executor, precision), layout, params, tokens)
-        devices = worth(tokens[:, 1:].size * flops_per_token(model, length) / 3)
+            return _sharded_log_probs(at_length, (executor, precision), layout, params, tokens)
+        devices = worthwhile_devices(tokens[:, 1:].size * flops_per_token(model, length) / 3)
         if len(tokens) < devices:  # few windows, long ones: blocks of their queries are sharded
             with jax.set_mesh(mesh(devices)):
                 return np.asarray(
-                    _log_probs(at_length, executor, precision, 1, on(devices), on_devices(tokens, devices))
+                    _log_probs(at_length, executor, precision, 1, on(devices), replicate(tokens, devices))
                 )
-        rows = over_devices(np.pad(tokens, ((0, -len(tokens) % devices), (0, 0))), devices)
+        rows = shard_rows(np.pad(tokens, ((0, -len(tokens) % devices), (0, 0))), devices)
         return np.asarray(_log_probs(at_length, executor, precision, devices, on(devices), rows))[: len(tokens)]
 
     return log_probs
 
 
-def _together(model: Model, how: tuple[str, str], layout: Layout, params: Any, tokens: np.ndarray) -> np.ndarray:
+def _sharded_log_probs(
+    model: Model, how: tuple[str, str], layout: Layout, params: Any, tokens: np.ndarray
+) -> np.ndarray:
     """Return log-probabilities by all devices of a layout, with the rows sharded, or the tokens of few rows."""
     rows = layout.mesh.shape[DATA]
     padded = np.pad(tokens, ((0, -len(tokens) % rows if len(tokens) >= rows else 0), (0, 0)))
     with jax.set_mesh(layout.mesh):
-        return np.asarray(program(layout, model, *how)(params, padded))[: len(tokens)]
+        return np.asarray(sharded_program(layout, model, *how)(params, padded))[: len(tokens)]
 
 
 @functools.cache
-def program(layout: Layout, model: Model, executor: str, precision: str) -> Any:
+def sharded_program(layout: Layout, model: Model, executor: str, precision: str) -> Any:
     """Return the compiled program of a sharded model."""
     whole = NamedSharding(layout.mesh, PartitionSpec())
     return jax.jit(functools.partial(_log_probs, model, executor, precision, 1), out_shardings=whole)
@@ -114,33 +116,33 @@ def evaluate_run(
     again. The validation text must be long enough: see `posx.lab.runs.checks.check_stream`.
     """
     processes.on_first(lambda: damage.mend_rows(folder))
-    facts = facts_of(run, model, dataset, folder, step)
+    facts = row_facts(run, model, dataset, folder, step)
     asked = asked_rows(run, config, model, dataset, folder, facts)
     rows = [with_checksum(one.stored | facts) for one in asked if one.stored]
     missing = [one for one in asked if not one.stored]
     log_probs = model_log_probs(model, params, config.executor, layout, config.precision)
-    work = _Work(model, config, slower(model) / speed_of(run) if missing else 0.0)
-    (stream, documents), token_bytes = stream_of(dataset), dataset.validation.token_bytes
+    work = _Work(model, config, slower(model) / evaluation_speed(run) if missing else 0.0)
+    (stream, documents), token_bytes = run_stream(dataset), dataset.validation.token_bytes
     token_bytes = None if token_bytes is None else np.insert(token_bytes, 0, 0)
     # One for all protocols: per-position loss is read off a pass that the non-overlapping protocol makes.
     measured = Measured(
         log_probs, stream, token_bytes, (dataset.tokenizer.eos,), documents, config.batch_tokens, work.report
     )
-    for few in filter(None, dict.fromkeys(few_places(one, len(documents.starts)) for one in missing)):
+    for few in filter(None, dict.fromkeys(few_documents(one, len(documents.starts)) for one in missing)):
         say(f"notice: {facts['run_id']}: {few}")
     for _, (one, *_) in itertools.groupby(missing, key=lambda one: one.plan.protocol.name):
         _say_why(one.plan, facts["run_id"])
     _say_without_begin(missing, stream, dataset.tokenizer, facts["run_id"])
     work.add(missing)
-    with work.shown(f"{facts['run_id']} evaluating") if missing else contextlib.nullcontext():
+    with work.show(f"{facts['run_id']} evaluating") if missing else contextlib.nullcontext():
         for one in missing:
             for row in one.plan.protocol.measure(measured, [one.length]):
-                interrupts.check()
+                interrupts.raise_pending()
                 how = {"executor": config.executor, "precision": config.precision}
-                more = {"anchor": one.plan.anchor, **how, "env": measured_with()}
+                more = {"anchor": one.plan.anchor, **how, "env": measuring_facts()}
                 rows.append(with_checksum(facts | row | more))
                 folder.append(folder.eval_file, rows[-1])
-                work.finished(_line(rows[-1]))
+                work.finish(_line(rows[-1]))
     folder.list_rows(config == run.eval and facts["own_text"])
     return rows
 
@@ -160,7 +162,7 @@ def _say_why(one: EvaluationPlan, name: str) -> None:
         say(f"notice: {what}: rows with other targets or strides ({before}) are not compared with the new ones")
 
 
-def facts_of(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, step: int) -> dict[str, Any]:
+def row_facts(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, step: int) -> dict[str, Any]:
     """Return the fields that all rows of a run have.
 
     `code` has the digests of the user's own encodings as they are now. `weights` is the digest of the parameters in
@@ -173,7 +175,7 @@ def facts_of(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, 
         "run_id": folder.path.name,
         "settings": run.settings,
         "encoding": run.encoding,
-        "layers": list(cycle_of(run.layer_texts)),
+        "layers": list(shortest_cycle(run.layer_texts)),
         "train_len": run.train.length,
         "seed": run.train.seed,
         "step": step,
@@ -182,15 +184,15 @@ def facts_of(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, 
         "data_source": dataset.source,
         "data_digest": dataset.held_out_digest,
         "own_text": dataset.held_out_digest == run.held_out,
-        "data_settings": {name: value for name, value in run.data.named().items() if name not in PLACES},
+        "data_settings": {name: value for name, value in run.data.token_settings().items() if name not in PLACES},
         **({"code": code} if code else {}),
     }
 
 
 def _line(row: dict[str, Any]) -> str:
     """Return a row as one line of text."""
-    scored = f"{row['num_targets']:,} targets of {counted(row['num_documents'], 'document')}"
-    return f"{row['run_id']}  {row['protocol']} at {row['eval_len']}: {result_of(row)}  ({scored})"
+    scored = f"{row['num_targets']:,} targets of {quantity(row['num_documents'], 'document')}"
+    return f"{row['run_id']}  {row['protocol']} at {row['eval_len']}: {result_text(row)}  ({scored})"
 
 
 def _say_without_begin(missing: Sequence[Asked], stream: np.ndarray, tokenizer: Tokenizer, name: str) -> None:
@@ -200,12 +202,12 @@ def _say_without_begin(missing: Sequence[Asked], stream: np.ndarray, tokenizer: 
         if one.windows is not None and one.begins is not None:
             tokens = np.where(one.begins, stream[0], stream[one.windows[:, 0]])
             firsts.setdefault(one.plan.protocol.name, []).append(tokens == begin)
-    has = {protocol: np.concatenate(found) for protocol, found in firsts.items()}
-    found = [f"{one.sum():,} of {len(one):,} of {protocol}" for protocol, one in has.items() if not one.all()]
-    if found and begin in tokenizer.template:
+    has = {protocol: np.concatenate(counts) for protocol, counts in firsts.items()}
+    counts = [f"{one.sum():,} of {len(one):,} of {protocol}" for protocol, one in has.items() if not one.all()]
+    if counts and begin in tokenizer.template:
         say(
-            f"notice: {name}: the tokenizer puts the begin token {begin} ({tokenizer.shown(begin)}) before every text, "
-            f"but not every window begins with it: {', '.join(found)}. --protocol {BeginEveryWindow.name} puts it "
+            f"notice: {name}: the tokenizer puts the begin token {begin} ({tokenizer.spell(begin)}) before every text, "
+            f"but not every window begins with it: {', '.join(counts)}. --protocol {BeginEveryWindow.name} puts it "
             "before each"
         )
 
@@ -226,7 +228,7 @@ class _Work:
                 self.passes[one.key] = pass_cost(self.model, self.config, one.length, len(one.windows))
 
     @contextlib.contextmanager
-    def shown(self, title: str) -> Iterator[None]:
+    def show(self, title: str) -> Iterator[None]:
         """Show a bar of all that was added."""
         total = sum(one.seconds(self.per_flop) for one in self.passes.values())
         with Meter(title, total, pace=1.0) as self.meter:
@@ -239,7 +241,7 @@ class _Work:
         what = f"{done:,} of {windows:,} windows" if done else "compiling for windows"
         self.meter.update(self.before + self.inside, f"{what} of {length} tokens")
 
-    def finished(self, line: str) -> None:
+    def finish(self, line: str) -> None:
         """End the pass and print its `line` above the bar."""
         self.before, self.inside = self.before + self.inside, 0.0
         say(line)

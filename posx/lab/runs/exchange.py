@@ -17,25 +17,25 @@ from posx.attention.masks import causal
 from posx.attention.masks import window as window_of
 from posx.encodings import spec_text
 from posx.encodings.frequencies import DynamicNtk
-from posx.encodings.hugging_face import parameters_of
+from posx.encodings.hugging_face import rope_parameters
 from posx.encodings.rope import Rope
 from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError
-from posx.fields import typed
 from posx.lab.config import RunConfig, base_config, run_config
-from posx.lab.config.masks import mask_text
+from posx.lab.config.mask_texts import mask_text
 from posx.lab.config.run import IMPORTED
-from posx.lab.config.sections import cycle_of
+from posx.lab.config.sections import shortest_cycle
 from posx.lab.data.tokenizers import BpeTokenizer
 from posx.lab.files.atomic import disk_errors, write_json
 from posx.lab.progress import size
 from posx.lab.runs.checks import check_disk
-from posx.lab.runs.describe import count, model_of
-from posx.lab.runs.families import FAMILIES, FOREIGN, differences, family_of
+from posx.lab.runs.describe import count, make_run_model
+from posx.lab.runs.families import FAMILIES, FOREIGN, family_differences, find_family
 from posx.lab.runs.folder import RunFolder
 from posx.lab.runs.foreign import ForeignModel
 from posx.lab.runs.load import load_model
 from posx.machine.cores import own_memory
 from posx.notices import say
+from posx.parsing import to_type
 
 #: The sizes that a config must have.
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
@@ -59,8 +59,8 @@ def import_model(source: ForeignModel, whose: str, folder: RunFolder) -> RunConf
 
     if folder.path.exists() and any(folder.path.iterdir()):
         raise WorkdirError(f"--to={folder.path} holds something. Name a new folder.")
-    run = run_of(source, whose, folder)
-    model = model_of(run, 1)
+    run = read_run(source, whose, folder)
+    model = make_run_model(run, 1)
     needed, have = 8 * count(model), own_memory()  # the arrays as read, and as posx has them
     if needed > have:
         raise OutOfMemoryError(
@@ -68,15 +68,15 @@ def import_model(source: ForeignModel, whose: str, folder: RunFolder) -> RunConf
             f"process may use {size(have)}."
         )
     check_disk(folder.path.parent, needed)
-    params = params_of(source, run, whose)
-    with folder.held():
+    params = read_params(source, run, whose)
+    with folder.hold():
         folder.tokenizer_file.write_text(source.tokenizer, "utf-8")
         Checkpoints(folder.checkpoints, run=run.hash).save(run.train.steps, {"params": params})
         folder.write_config(run, num_params=count(model))
     return run
 
 
-def run_of(source: ForeignModel, whose: str, folder: RunFolder) -> RunConfig:
+def read_run(source: ForeignModel, whose: str, folder: RunFolder) -> RunConfig:
     """Return the settings of a model as a run. Raises ConfigError for the first thing that does not fit."""
     name = source.config.get("model_type")
     if name not in FAMILIES:
@@ -105,13 +105,13 @@ def run_of(source: ForeignModel, whose: str, folder: RunFolder) -> RunConfig:
         "num_kv_heads": _size(config.get("num_key_value_heads") or h, "num_key_value_heads"),
         "head_dim": _size(config.get("head_dim") or m // h, "head_dim"),
         "vocab_size": rows, "mlp_dim": _size(config.get("intermediate_size") or 4 * m, "intermediate_size"),
-        "tied": _tied(source, typed(config["tie_word_embeddings"] or False, bool, "tie_word_embeddings")),
-        "norm_eps": typed(config.get("rms_norm_eps", 1e-6), float, "rms_norm_eps"),
-        "parallel": typed(config.get("use_parallel_residual") or False, bool, "use_parallel_residual"),
-        "layer_policy": cycle_of(
+        "tied": _is_tied(source, to_type(config["tie_word_embeddings"] or False, bool, "tie_word_embeddings")),
+        "norm_eps": to_type(config.get("rms_norm_eps", 1e-6), float, "rms_norm_eps"),
+        "parallel": to_type(config.get("use_parallel_residual") or False, bool, "use_parallel_residual"),
+        "layer_policy": shortest_cycle(
             tuple("encoding" if one == main and window in mains else spec_text(one) for one, window in layers)
         ),
-        "mask_policy": cycle_of(tuple(_mask(window) for window in windows)),
+        "mask_policy": shortest_cycle(tuple(_mask(window) for window in windows)),
     })  # fmt: skip
     settings.data.tokenizer = str(folder.tokenizer_file)
     settings.train.update({  # to train on, from a checkpoint at the end of a first step
@@ -124,17 +124,17 @@ def run_of(source: ForeignModel, whose: str, folder: RunFolder) -> RunConfig:
 
 
 def _size(value: Any, key: str) -> int:
-    found = typed(value, int, key)
-    if found < 1:
+    size = to_type(value, int, key)
+    if size < 1:
         raise ConfigError(f"{key}={value}: a size must be at least 1.")
-    return found
+    return size
 
 
 def _mask(window: int | None) -> str:
     return mask_text(causal() if window is None else window_of(_size(window, "sliding_window")))
 
 
-def _tied(source: ForeignModel, flag: bool) -> bool:
+def _is_tied(source: ForeignModel, flag: bool) -> bool:
     """Decide whether a model has one matrix for inputs and outputs, as transformers does if the files hold two."""
     family = FAMILIES[source.config["model_type"]]
     place, head = str(family.place("embedding")), family.head(source.names)
@@ -145,8 +145,8 @@ def _tied(source: ForeignModel, flag: bool) -> bool:
     return False
 
 
-def params_of(source: ForeignModel, run: RunConfig, whose: str) -> dict[str, Any]:
-    """Return the parameters of a model, float32, for the run that `run_of` returned.
+def read_params(source: ForeignModel, run: RunConfig, whose: str) -> dict[str, Any]:
+    """Return the parameters of a model, float32, for the run that `read_run` returned.
 
     Raises:
       ConfigError: the files hold an array that posx has no place for.
@@ -154,7 +154,7 @@ def params_of(source: ForeignModel, run: RunConfig, whose: str) -> dict[str, Any
     """
     from posx.lab.training.checkpoints import flatten
 
-    abstract = model_of(run, 1).abstract()
+    abstract = make_run_model(run, 1).abstract()
     wanted = {name: leaf.shape for name, leaf in flatten(abstract).items()}
     arrays = _arrays(source, wanted, run)
     if wrong := next((name for name, shape in wanted.items() if arrays[name].shape != shape), ""):
@@ -196,12 +196,12 @@ def export_model(folder: RunFolder, target: Path) -> int:
 
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise WorkdirError(f"--to={target} holds something. Name a new folder, or a file that ends with .safetensors.")
-    config = config_of(folder.read_config())
+    config = transformers_config(folder.read_config())
     model, params, tokenizer, step = load_model(folder)
-    of_model = tokenizer.of_model if isinstance(tokenizer, BpeTokenizer) else {}
+    of_model = tokenizer.model_ids if isinstance(tokenizer, BpeTokenizer) else {}
     special = {"eos_token_id": tokenizer.eos, "bos_token_id": tokenizer.begin}
     config |= {"vocab_size": model.vocab_size} | of_model.get("config", special)
-    arrays = dict(arrays_of(params, config))
+    arrays = dict(named_arrays(params, config))
     with disk_errors(target):
         target.mkdir(parents=True, exist_ok=True)
         write_json(target / "config.json", config)
@@ -215,13 +215,13 @@ def export_model(folder: RunFolder, target: Path) -> int:
     return step
 
 
-def config_of(run: RunConfig) -> dict[str, Any]:
+def transformers_config(run: RunConfig) -> dict[str, Any]:
     """Return the config of transformers for a run, without its vocabulary. Raises ConfigError for another shape."""
     model, rope, mask = run.model, run.layers[0], run.model.masks[0]
-    family, rule = family_of(model), getattr(rope, "frequencies", None)
+    family, rule = find_family(model), getattr(rope, "frequencies", None)
     for problem, wrong in {
         "the masks are neither causal nor one window without sinks": len({*model.masks}) > 1 or mask.sinks,
-        f"{differences(model) or 'windows'} go with no family": not family,
+        f"{family_differences(model) or 'windows'} go with no family": not family,
         "layers have different encodings": len(set(run.layers)) > 1,
         f"{rope} is not rope": not isinstance(rope, Rope),
         "some channels are not rotated": getattr(rope, "rotary_dim", None) != run.dims.head_dim,
@@ -237,12 +237,12 @@ def config_of(run: RunConfig) -> dict[str, Any]:
         "hidden_size": model.model_dim, "intermediate_size": model.hidden_dim, "num_hidden_layers": model.num_layers,
         "num_attention_heads": model.num_heads, "num_key_value_heads": model.kv_heads, "head_dim": run.dims.head_dim,
         "max_position_embeddings": run.train.length, "rms_norm_eps": model.norm_eps, "dtype": "float32",
-        "tie_word_embeddings": model.tied, "rope_parameters": parameters_of(rope, run.dims.head_dim),
+        "tie_word_embeddings": model.tied, "rope_parameters": rope_parameters(rope, run.dims.head_dim),
     }  # fmt: skip
 
 
-def arrays_of(params: dict[str, Any], config: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the arrays of a model by their names in the files, under the config that `config_of` returned."""
+def named_arrays(params: dict[str, Any], config: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the arrays of a model by their names in the files, under the config that `transformers_config` returned."""
     from posx.lab.training.checkpoints import flatten
 
     family = FAMILIES[config["model_type"]]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from posx.encodings import Encoding
 from posx.encodings.alibi import Alibi
-from posx.encodings.hugging_face import ropes_of
+from posx.encodings.hugging_face import layer_ropes
 from posx.encodings.learned import Learned
 from posx.errors import ConfigError
 from posx.lab.config import ModelConfig
@@ -24,15 +24,15 @@ def _names(layer: str, places: Names, **ends: str) -> Names:
 
 def _llama(**places: str) -> Names:
     """Return the names of Llama, with other or more places in a layer."""
-    found = {f"attention.{name}": f"self_attn.{name[0]}_proj" for name in (*PROJECTIONS, "out")}
-    found |= {f"attention.{name}_norm": f"self_attn.{name[0]}_norm" for name in ("query", "key")}
-    found |= {f"mlp.{name}": f"mlp.{name}_proj" for name in ("up", "gate", "down")}
-    found |= {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+    names = {f"attention.{name}": f"self_attn.{name[0]}_proj" for name in (*PROJECTIONS, "out")}
+    names |= {f"attention.{name}_norm": f"self_attn.{name[0]}_norm" for name in ("query", "key")}
+    names |= {f"mlp.{name}": f"mlp.{name}_proj" for name in ("up", "gate", "down")}
+    names |= {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
     ends = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "unembedding": "lm_head"}
-    return _names("model.layers", found | places, **ends)
+    return _names("model.layers", names | places, **ends)
 
 
-def _fused(qkv: str, out: str, up: str, down: str, first_norm: str, second_norm: str) -> Names:
+def _fused_places(qkv: str, out: str, up: str, down: str, first_norm: str, second_norm: str) -> Names:
     """Return the places in a layer that holds queries, keys and values in one array."""
     return {f"attention.{name}": qkv for name in PROJECTIONS} | {
         "attention.out": out, "mlp.up": up, "mlp.down": down, "attention_norm": first_norm, "mlp_norm": second_norm,
@@ -55,7 +55,7 @@ def _gemma_ropes(config: Config) -> Mapping[str, Encoding]:
     nested[FULL] |= config.get("rope_scaling") or {}
     for kind, key, default in ((FULL, "rope_theta", 1e6), (LOCAL, "rope_local_base_freq", 1e4)):
         nested[kind].setdefault("rope_theta", default if config.get(key) is None else config[key])
-    return {**ropes_of({**config, "rope_parameters": nested, "rope_scaling": None, "rope_theta": None})}
+    return {**layer_ropes({**config, "rope_parameters": nested, "rope_scaling": None, "rope_theta": None})}
 
 
 _LLAMA = {
@@ -131,7 +131,7 @@ _ALL = (
     Family(
         _names(
             "gpt_neox.layers",
-            _fused(
+            _fused_places(
                 "attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h",
                 "input_layernorm", "post_attention_layernorm",
             ),
@@ -156,7 +156,7 @@ _ALL = (
     Family(
         _names(
             _H,
-            _fused("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj", "ln_1", "ln_2"),
+            _fused_places("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj", "ln_1", "ln_2"),
             embedding="transformer.wte", **{"shared.encoding_0.table": "transformer.wpe"}, **_GPT_ENDS,
         ),
         _GPT,
@@ -178,7 +178,7 @@ _ALL = (
     Family(
         _names(
             _H,
-            _fused(
+            _fused_places(
                 "self_attention.query_key_value", "self_attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h",
                 "input_layernorm", "post_attention_layernorm",
             ),
@@ -202,7 +202,7 @@ _ALL = (
     Family(
         _names(
             "transformer.blocks",
-            _fused("attn.Wqkv", "attn.out_proj", "ffn.up_proj", "ffn.down_proj", "norm_1", "norm_2"),
+            _fused_places("attn.Wqkv", "attn.out_proj", "ffn.up_proj", "ffn.down_proj", "norm_1", "norm_2"),
             embedding="transformer.wte", final_norm="transformer.norm_f", unembedding="lm_head",
         ),
         _GPT | {"mlp": "gelu_exact", "biases": "none"},
@@ -224,9 +224,9 @@ _ALL = (
 FAMILIES = {family.keys.name: family for family in _ALL}
 #: {a key that some families read: their names}.
 FOREIGN = {
-    key: ", ".join(name for name, family in FAMILIES.items() if family.keys.known.get(key) == "read")
+    key: ", ".join(name for name, family in FAMILIES.items() if family.keys.kinds.get(key) == "read")
     for family in _ALL
-    for key, kind in family.keys.known.items()
+    for key, kind in family.keys.kinds.items()
     if kind == "read"
 }
 
@@ -235,14 +235,14 @@ FOREIGN = {
 LLAMAS = {name: family for name, family in FAMILIES.items() if family.names == _llama()}
 
 
-def family_of(model: ModelConfig) -> str:
+def find_family(model: ModelConfig) -> str:
     """Return the one of LLAMAS that a model's settings belong to, "" for none."""
     local = bool(model.masks[0].window)
-    fits = (name for name, family in LLAMAS.items() if local == family.window and not differences(model, name))
+    fits = (name for name, family in LLAMAS.items() if local == family.window and not family_differences(model, name))
     return next(fits, "")
 
 
-def differences(model: ModelConfig, name: str = "llama") -> str:
+def family_differences(model: ModelConfig, name: str = "llama") -> str:
     """Return the settings of a model that differ from those of a family, in words."""
     given = {key: getattr(model, key) for key, value in FAMILIES[name].settings.items() if getattr(model, key) != value}
     return " and ".join(f"model.{key}={value}" for key, value in given.items())

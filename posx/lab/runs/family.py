@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from posx.encodings import Encoding
-from posx.encodings.hugging_face import ropes_of
+from posx.encodings.hugging_face import layer_ropes
 from posx.errors import ConfigError
 from posx.lab.runs.keys import Config, Keys
 
@@ -28,10 +28,10 @@ HEAD = "lm_head.weight"
 
 def one_rope(config: Config) -> dict[str, Encoding]:
     """Return the RoPE that all layers of a model have, as {"": rope}. Raises ConfigError if layer types differ."""
-    found = ropes_of(config)
-    if other := next((kind for kind in found if kind), ""):
+    ropes = layer_ropes(config)
+    if other := next((kind for kind in ropes if kind), ""):
         raise ConfigError(f"rope_parameters has the layer type {other!r}, but all layers of the family have one RoPE.")
-    return {**found}
+    return {**ropes}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Family:
     def ours(self, name: str, array: np.ndarray, config: Config, num_heads: int) -> np.ndarray:
         """Return an array of posx out of the array of the files that holds it."""
         role = name.rpartition(".")[2].removesuffix("_bias")
-        array = self._turned(role, array)
+        array = self._transpose(role, array)
         if self.fused and role in PROJECTIONS:
             n, rest = PROJECTIONS.index(role), array.shape[:-1]
             shape = (3, 1, -1) if self.fused == "blocks" else (num_heads, 3, -1)
@@ -137,9 +137,9 @@ class Family:
             raise ConfigError("models with queries, keys and values in one array are not exported.")
         factor, offset = self._scale(name, config)
         array = array if (factor, offset) == (1, 0) else array * np.float32(factor) - np.float32(offset)
-        return self._turned(name.rpartition(".")[2], array)
+        return self._transpose(name.rpartition(".")[2], array)
 
-    def _turned(self, role: str, array: np.ndarray) -> np.ndarray:
+    def _transpose(self, role: str, array: np.ndarray) -> np.ndarray:
         """Return a matrix in the other format: posx has [inputs, outputs], most files have [outputs, inputs]."""
         turns = role == "unembedding" or not (self.inputs_first or role in ("embedding", "table"))
         return np.ascontiguousarray(array.T) if turns and array.ndim == 2 else array

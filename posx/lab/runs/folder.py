@@ -75,11 +75,11 @@ class RunFolder:
         """Whether this process writes here."""
         return processes.is_first()
 
-    def logged(self, notice: Callable[[str], object] = lambda words: None) -> list[dict[str, Any]]:
+    def logged_rows(self, notice: Callable[[str], object] = lambda words: None) -> list[dict[str, Any]]:
         """Return the rows of training in the order of writing. `notice` is told of rows that are not whole."""
-        return processes.broadcast(lambda: rows.read(self.metrics_file, notice, rows.problem_of_log, self.hash))
+        return processes.broadcast(lambda: rows.read_row_file(self.metrics_file, notice, rows.log_problem, self.hash))
 
-    def measured(self, notice: Callable[[str], object] = lambda words: None) -> list[dict[str, Any]]:
+    def measured_rows(self, notice: Callable[[str], object] = lambda words: None) -> list[dict[str, Any]]:
         """Return the rows of evaluation in the order of writing. `notice` is told of rows that are not whole or gone.
 
         A row of other weights than the checkpoint of its step has is not whole.
@@ -96,13 +96,13 @@ class RunFolder:
 
     def checked_rows(self) -> list[tuple[int, dict[str, Any], str]]:
         """Return (line, row, its problem) of `eval.jsonl`; the problem is "" for a whole row. Raises WorkdirError."""
-        known, found = self.weights_by_step(), []
-        for line, row, problem in rows.checked(self.eval_file, run=self.hash):
+        known, checked = self.weights_by_step(), []
+        for line, row, problem in rows.check_rows(self.eval_file, run=self.hash):
             held = "" if problem else known.get(row.get("step") or 0, "")
             if held and row.get("weights", held) != held:
                 problem = f"it was measured with other weights than checkpoint {row.get('step')} has"
-            found.append((line, row, problem))
-        return found
+            checked.append((line, row, problem))
+        return checked
 
     def gone_rows(self, every: Iterable[tuple[int, dict[str, Any], str]]) -> list[str]:
         """Return "the row NAME is gone" for each row that was listed once and is not in `every`."""
@@ -111,23 +111,23 @@ class RunFolder:
 
     def _listed_rows(self) -> Mapping[str, str]:
         """Return {checksum of a row: its name} of the rows that were listed; empty if the list is damaged."""
-        listed = checksums.whole(self.ledger_file).get("rows")
+        listed = checksums.read_verified(self.ledger_file).get("rows")
         return listed if isinstance(listed, Mapping) else {}
 
     def weights_by_step(self) -> dict[int, str]:
         """Return {step: digest of its parameters} of the whole checkpoints that this run is measured with."""
-        found: dict[int, str] = {}
+        digests: dict[int, str] = {}
         with contextlib.suppress(WorkdirError):  # `weights` says why it cannot be read
             place = self.weights / self.checkpoints.name
             for step in manifests.steps(place):
                 with contextlib.suppress(WorkdirError):
-                    found[step] = manifests.weights_of(place, step)
-        return found
+                    digests[step] = manifests.weights_digest(place, step)
+        return digests
 
     @property
     def hash(self) -> str:
         """The hash of the run as `config.json` has it, "" if that is missing or damaged."""
-        return str(checksums.whole(self.config_file).get("hash", ""))
+        return str(checksums.read_verified(self.config_file).get("hash", ""))
 
     def append(self, file: Path, row: dict[str, Any]) -> None:
         """Append a row and its checksum to a file of JSON lines. Raises WorkdirError, OutOfMemoryError."""
@@ -142,8 +142,8 @@ class RunFolder:
         """
 
         def write() -> None:
-            every = rows.read(self.eval_file, run=self.hash)
-            there = {row[checksums.CHECKSUM]: rows.named(row) for row in every}
+            every = rows.read_row_file(self.eval_file, run=self.hash)
+            there = {row[checksums.CHECKSUM]: rows.row_name(row) for row in every}
             listed = {} if all_measured else self._listed_rows()
             again = {name for one, name in there.items() if one not in listed}
             gone = {one: name for one, name in listed.items() if one not in there and name not in again}
@@ -156,22 +156,22 @@ class RunFolder:
 
         The start takes as long as the last one here, else as long as the starts of the runs beside this one.
         """
-        own = [row for row in lines.read(self.metrics_file) if "start" in row][-1:]
-        beside = own or [lines.first(path) for path in self.path.parent.glob(f"*/{self.metrics_file.name}")]
+        own = [row for row in lines.read_lines(self.metrics_file) if "start" in row][-1:]
+        beside = own or [lines.first_object(path) for path in self.path.parent.glob(f"*/{self.metrics_file.name}")]
         starts = [start for row in beside if isinstance(start := row.get("start"), dict)]
         took = [seconds for start in starts if isinstance(seconds := start.get("seconds"), float)]
         left = statistics.median(took) - process_seconds() if took else 0.0
         return left if left > 0 else None
 
-    def ended_with_nan(self) -> int | None:
+    def nan_step(self) -> int | None:
         """Return the last step of training if its loss or gradient was not finite."""
-        last = (self.logged() or [{}])[-1]
+        last = (self.logged_rows() or [{}])[-1]
         bad = any(name in last and number(last[name]) is None for name in ("loss", "grad_norm"))
         return last["step"] if bad else None
 
     def failure(self) -> str:
         """Return why the last process here failed, "" if it did not."""
-        return str(lines.whole(self.status_file).get("reason", ""))
+        return str(lines.read_json(self.status_file).get("reason", ""))
 
     def read_config(self, file: Path | None = None) -> RunConfig:
         """Return the settings that this run was started with, or those in another `file` of its folder.
@@ -185,20 +185,20 @@ class RunFolder:
             raise WorkdirError(
                 f"{self.path} holds no run: there is no {file.name} in it. Correct --workdir, or train a run there."
             )
-        found = checksums.read_object(file)
-        is_ours = found.get("schema_version") == SCHEMA_VERSION
-        if is_ours and (problem := checksums.checksum_problem(found)):
+        values = checksums.read_object(file)
+        is_ours = values.get("schema_version") == SCHEMA_VERSION
+        if is_ours and (problem := checksums.checksum_problem(values)):
             raise Damaged(f"{file} cannot be read: {problem}")
         try:
-            return RunConfig.from_json(found)
+            return RunConfig.from_json(values)
         except ValueError as error:
             raise WorkdirError(f"{file} cannot be read: {error}") from None
 
     def owners(self) -> set[str]:
         """Return the hashes of the runs that wrote the whole files here, without that of `config.json`."""
-        found = {manifests.run_of(self.checkpoints, step) for step in manifests.steps(self.checkpoints)}
-        found |= {str(row.get("hash", "")) for row in rows.read(self.eval_file)}
-        return (found | {str(checksums.whole(self.done_file).get("hash", ""))}) - {""}
+        hashes = {manifests.manifest_run(self.checkpoints, step) for step in manifests.steps(self.checkpoints)}
+        hashes |= {str(row.get("hash", "")) for row in rows.read_row_file(self.eval_file)}
+        return (hashes | {str(checksums.read_verified(self.done_file).get("hash", ""))}) - {""}
 
     def check_resumes(self, run: RunConfig) -> None:
         """Raise WorkdirError with every differing setting if the folder holds another run than `run`.
@@ -239,9 +239,9 @@ class RunFolder:
             reason = f"holds a run of another config ({'; '.join(changes)}). {fix}"
         raise WorkdirError(f"{self.path} {reason}")
 
-    def finished(self, run: RunConfig) -> bool:
+    def is_finished(self, run: RunConfig) -> bool:
         """Tell whether `DONE` says that `run` was trained and evaluated to the end here."""
-        done = checksums.whole(self.done_file)
+        done = checksums.read_verified(self.done_file)
         return done.get("hash") == run.hash and done.get("eval") == plain_values(vars(run.eval))
 
     def mark_done(self, run: RunConfig, num_rows: int) -> None:
@@ -299,14 +299,14 @@ class RunFolder:
                 self.write_config(run)
 
         processes.on_first(parent.check_tokenizer)
-        with self.held():
+        with self.hold():
             processes.on_first(make)
         if self.read_config().hash != run.hash:
             raise WorkdirError(f"{self.path} holds another run than these weights under {run.encoding}. Rename it.")
 
     def check_tokenizer(self) -> None:
         """Raise WorkdirError if `tokenizer.json` does not match its checksum in `config.json`."""
-        wanted = checksums.whole(self.config_file).get(TOKENIZER_CHECKSUM)
+        wanted = checksums.read_verified(self.config_file).get(TOKENIZER_CHECKSUM)
         if wanted and checksums.file_checksum(self.tokenizer_file) != wanted:
             raise WorkdirError(
                 f"{self.tokenizer_file} does not match its checksum in {self.config_file.name}, so it was edited or "
@@ -320,7 +320,7 @@ class RunFolder:
         write_json(self.config_file, checksums.with_checksum(run.to_json() | facts))
 
     @contextlib.contextmanager
-    def held(self, facts: Mapping[str, str] = {}, begin: Callable[[], object] = lambda: None) -> Iterator[None]:
+    def hold(self, facts: Mapping[str, str] = {}, begin: Callable[[], object] = lambda: None) -> Iterator[None]:
         """Hold the folder for this process, or for all processes of one run.
 
         Args:
@@ -379,14 +379,14 @@ def run_folders(workdir: Path, holding: str) -> list[Path]:
     if not os.path.isdir(workdir):  # a name that is too long is none either
         what = "is a file" if os.path.isfile(workdir) else "does not exist"
         raise WorkdirError(f"work folder {str(workdir)[:300]} {what}. Give the folder of a run or of a sweep.")
-    found = {path.parent for level in _LEVELS for path in workdir.glob(level.format(holding)) if path.is_file()}
+    folders = {path.parent for level in _LEVELS for path in workdir.glob(level.format(holding)) if path.is_file()}
     root, places = workdir.resolve(), dict[Path, Path]()
-    for path in sorted(found, key=lambda path: (path.resolve() != root / path.relative_to(workdir), path)):
+    for path in sorted(folders, key=lambda path: (path.resolve() != root / path.relative_to(workdir), path)):
         places.setdefault(path.resolve(), path)
     return sorted(places.values())
 
 
-def name_of(run: Path, workdir: str | Path) -> str:
+def run_name(run: Path, workdir: str | Path) -> str:
     """Return the path of a run folder below `workdir`, or its own name if `workdir` is the run itself."""
     path = run.relative_to(workdir).as_posix()
     return run.resolve().name if path == "." else path
@@ -398,22 +398,22 @@ def typed_path(folder: str | Path) -> str:
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
-def runs_in(workdir: Path) -> list[RunFolder]:
+def find_runs(workdir: Path) -> list[RunFolder]:
     """Return the runs at or below `workdir`. Raises WorkdirError if there is none."""
-    found = run_folders(workdir, "config.json")
-    if not found:
+    folders = run_folders(workdir, "config.json")
+    if not folders:
         others = [path for path in workdir.parents[:2] if (path / "config.json").is_file()]
         others += sorted(workdir.glob("*.safetensors"))
         near = f". Did you mean {others[0]}?" if others else ""
         raise WorkdirError(f"{workdir} holds no run: there is no config.json in it or up to two folders below{near}")
-    return list(map(RunFolder, found))
+    return list(map(RunFolder, folders))
 
 
-def run_in(workdir: Path) -> RunFolder:
+def find_run(workdir: Path) -> RunFolder:
     """Return the only run at or below `workdir`. Raises WorkdirError if there is none, and names them if several."""
-    first, *others = runs_in(workdir)
+    first, *others = find_runs(workdir)
     if others:
-        names = [name_of(run.path, workdir) for run in (first, *others)]
+        names = [run_name(run.path, workdir) for run in (first, *others)]
         listed = ", ".join(names[:_MOST_NAMES]) + (", ..." if names[_MOST_NAMES:] else "")
         raise WorkdirError(
             f"{workdir} holds {len(names)} runs, but one is needed. Name one, for example "

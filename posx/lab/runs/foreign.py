@@ -14,9 +14,9 @@ from posx.errors import ConfigError, WorkdirError
 from posx.lab.data import load_tokenizer
 from posx.lab.data.texts import file_digest
 from posx.lab.data.tokenizers import BpeTokenizer, with_model
-from posx.lab.files.lines import parsed
+from posx.lab.files.lines import parse_json
 from posx.lab.runs.gguf import read_gguf
-from posx.lab.runs.load import reading
+from posx.lab.runs.load import report_damage
 from posx.notices import say
 
 #: The types of numbers in safetensors files that posx reads.
@@ -44,7 +44,7 @@ class ForeignModel(NamedTuple):
     digest: str
 
 
-def read(path: Path) -> ForeignModel:
+def read_model(path: Path) -> ForeignModel:
     """Read a folder of Hugging Face, or a GGUF file. Arrays are read when they are asked for.
 
     Raises WorkdirError for a missing or damaged file, ConfigError for a GGUF file that posx refuses, or without the
@@ -52,14 +52,14 @@ def read(path: Path) -> ForeignModel:
     """
     if path.suffix == ".gguf" and path.is_file():
         config, arrays, names, text = read_gguf(path)
-        text = _with_ids(_within(text, config["vocab_size"]), config, {}, {})
+        text = _with_ids(_drop_tokens(text, config["vocab_size"]), config, {}, {})
         return ForeignModel(config, arrays, names, text, _digest([path]))
     if not path.is_dir():
         raise WorkdirError(
             f"--from={path}: there is no such folder. Name one with a config.json, or a .gguf file. "
             "posx downloads no models."
         )
-    config = _parsed_file(path / "config.json")
+    config = _parse_file(path / "config.json")
     if not (path / "tokenizer.json").exists():
         raise WorkdirError(f"{path} holds no tokenizer.json. {_SAVE}")
     tokenizer = load_tokenizer(path / "tokenizer.json")
@@ -68,32 +68,32 @@ def read(path: Path) -> ForeignModel:
     places = _places(path)
     digest = _digest([path / "config.json", path / "tokenizer.json", *sorted(set(places.values()))])
     generation, named, legacy, added = (
-        _parsed_file(path / f"{name}.json") if (path / f"{name}.json").exists() else {}
+        _parse_file(path / f"{name}.json") if (path / f"{name}.json").exists() else {}
         for name in ("generation_config", "tokenizer_config", "special_tokens_map", "added_tokens")
     )
     if "added_tokens_decoder" not in named:  # else transformers does not read the older files
         named = {**named, **legacy, "added_tokens_decoder": list(added)}
     if lost := sorted({*_texts([named.get(key) for key in _TOKENS])} - tokenizer.vocab.keys()):
         say(f"notice: the token {lost[0]!r} is not in tokenizer.json, so posx does not know it. {_SAVE}")
-    text = _with_ids(_within(tokenizer.text, config.get("vocab_size")), config, generation, named)
+    text = _with_ids(_drop_tokens(tokenizer.text, config.get("vocab_size")), config, generation, named)
     return ForeignModel(config, lambda name: _array(places[name], name), frozenset(places), text, digest)
 
 
-def _texts(found: Any) -> Iterator[str]:
+def _texts(value: Any) -> Iterator[str]:
     """Yield the texts of tokens in a value of tokenizer_config.json: one, a list, or under names or ids."""
-    found = found.get("content", list(found.values())) if isinstance(found, Mapping) else found
-    if isinstance(found, list):
-        yield from (text for one in found for text in _texts(one))
-    elif isinstance(found, str):
-        yield found
+    value = value.get("content", list(value.values())) if isinstance(value, Mapping) else value
+    if isinstance(value, list):
+        yield from (text for one in value for text in _texts(one))
+    elif isinstance(value, str):
+        yield value
 
 
-def _within(tokenizer: str, rows: Any) -> str:
+def _drop_tokens(tokenizer: str, rows: Any) -> str:
     """Return a tokenizer.json without special tokens past the model's rows, which no text has: Gemma 3's of images."""
-    found = parsed(tokenizer)
-    added = found.get("added_tokens") or []
+    values = parse_json(tokenizer)
+    added = values.get("added_tokens") or []
     kept = [token for token in added if not (token["special"] and isinstance(rows, int) and token["id"] >= rows)]
-    return tokenizer if kept == added else json.dumps(found | {"added_tokens": kept}, ensure_ascii=False)
+    return tokenizer if kept == added else json.dumps(values | {"added_tokens": kept}, ensure_ascii=False)
 
 
 def _with_ids(text: str, config: Mapping[str, Any], generation: Mapping[str, Any], named: Mapping[str, Any]) -> str:
@@ -113,24 +113,24 @@ def _with_ids(text: str, config: Mapping[str, Any], generation: Mapping[str, Any
     """
     written = {name: config[name] for name in ("bos_token_id", "eos_token_id") if name in config}
     begins, ends = (_ids(config, f"{name}_token_id", config) for name in ("bos", "eos"))
-    ends += _ids(generation, "eos_token_id", config) + _named(named, "eos_token", text)
+    ends += _ids(generation, "eos_token_id", config) + _named_id(named, "eos_token", text)
     if "bos_token" in named:
-        begins = _named(named, "bos_token", text)
+        begins = _named_id(named, "bos_token", text)
     ids = {"begin": next(iter(begins), None), "ends": list(dict.fromkeys(ends)), "config": written}
     return with_model(text, ids | ({"generation_config": generation} if generation else {}))
 
 
-def _named(found: Mapping[str, Any], name: str, text: str) -> list[int]:
+def _named_id(values: Mapping[str, Any], name: str, text: str) -> list[int]:
     """Return the id of a token that is named by its text, [] for null and for a token that is not in the file."""
-    token = found.get(name)
+    token = values.get(name)
     token = token.get("content") if isinstance(token, Mapping) else token
     number = None if token is None else BpeTokenizer(text).vocab.get(str(token))
     return [] if number is None else [number]
 
 
-def _ids(found: Mapping[str, Any], name: str, config: Mapping[str, Any]) -> list[int]:
+def _ids(values: Mapping[str, Any], name: str, config: Mapping[str, Any]) -> list[int]:
     """Return the ids under a name, one or a list of them, that the model has rows for."""
-    value = found.get(name)
+    value = values.get(name)
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if wrong := [one for one in ids if isinstance(one, bool) or not isinstance(one, int)]:
         raise ConfigError(f"{name}={wrong[0]!r} is no token id. Write a whole number, a list of them, or null.")
@@ -152,7 +152,7 @@ def _places(path: Path) -> dict[str, Path]:
     whole, index = path / "model.safetensors", path / "model.safetensors.index.json"
     files = [whole] if whole.is_file() else []
     if index.is_file():
-        named = _parsed_file(index).get("weight_map")
+        named = _parse_file(index).get("weight_map")
         if not isinstance(named, Mapping):
             raise WorkdirError(f"{index} has no weight_map.")
         shards = sorted({path / str(file) for file in named.values()})
@@ -163,21 +163,21 @@ def _places(path: Path) -> dict[str, Path]:
         raise WorkdirError(f"{path / gone[0]} is missing, which {index.name} names.")
     if not files:
         raise WorkdirError(f"{path} holds no {whole.name} and no {index.name}.")
-    found: dict[str, Path] = {}
+    places: dict[str, Path] = {}
     for file in files:
-        with reading(file), safe_open(file, "flax") as opened:
+        with report_damage(file), safe_open(file, "flax") as opened:
             names = set(opened.keys())
-        if both := sorted(names & found.keys()):
-            raise WorkdirError(f"{file} and {found[both[0]].name} both hold the array {both[0]}. Remove one of them.")
-        found |= dict.fromkeys(names, file)
-    return found
+        if both := sorted(names & places.keys()):
+            raise WorkdirError(f"{file} and {places[both[0]].name} both hold the array {both[0]}. Remove one of them.")
+        places |= dict.fromkeys(names, file)
+    return places
 
 
 def _array(file: Path, name: str) -> np.ndarray:
     """Return an array of a safetensors file as float32."""
     from safetensors import safe_open
 
-    with reading(file), safe_open(file, "flax") as opened:  # it knows bfloat16
+    with report_damage(file), safe_open(file, "flax") as opened:  # it knows bfloat16
         if (kind := opened.get_slice(name).get_dtype()) not in _TYPES:  # numbers of 8 bits are quantised
             raise ValueError(f"the array {name} has the type {kind}. Save the model in float32, float16 or bfloat16.")
         return np.asarray(opened.get_tensor(name)).astype(np.float32)
@@ -187,12 +187,12 @@ def _digest(files: Iterable[Path]) -> str:
     return hashlib.sha256("".join(map(file_digest, files)).encode()).hexdigest()[:8]
 
 
-def _parsed_file(path: Path) -> Any:
+def _parse_file(path: Path) -> Any:
     try:
-        found = parsed(path.read_text("utf-8"))
-        if not isinstance(found, Mapping):
+        values = parse_json(path.read_text("utf-8"))
+        if not isinstance(values, Mapping):
             raise ValueError("it holds no object")
-        return found
+        return values
     except FileNotFoundError:
         raise WorkdirError(f"{path.parent} holds no {path.name}.") from None
     except (OSError, ValueError) as error:

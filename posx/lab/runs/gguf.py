@@ -17,8 +17,8 @@ import numpy as np
 from posx.encodings.frequencies import Llama3
 from posx.errors import ConfigError, WorkdirError
 from posx.lab.runs.families import FAMILIES, FULL, LOCAL
-from posx.lab.runs.gguf_keys import ARCHITECTURES, CONFIG_KEYS, END_KEYS, FOLDER, check_keys, shown
-from posx.lab.runs.gguf_tokenizer import check_tokenizer, finished
+from posx.lab.runs.gguf_keys import ARCHITECTURES, CONFIG_KEYS, END_KEYS, FOLDER, check_keys, clip
+from posx.lab.runs.gguf_tokenizer import check_tokenizer, finish_tokenizer
 
 #: The arrays [c] that llama.cpp divides theta_c by: at every length, or in long and in short texts.
 ROPE_ARRAYS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -51,11 +51,11 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], Callable[[str], np.ndarray], 
         values = {name: field.contents() for name, field in reader.fields.items()}
         tensors = {tensor.name: tensor for tensor in reader.tensors}
     except Exception as error:  # the reader raises all kinds
-        raise _damaged(path, error) from None
+        raise _damage_error(path, error) from None
     architecture = values.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise ConfigError(
-            f"{path.name}: general.architecture={shown(architecture)}: posx reads {', '.join(ARCHITECTURES)} from GGUF "
+            f"{path.name}: general.architecture={clip(architecture)}: posx reads {', '.join(ARCHITECTURES)} from GGUF "
             f"files. {FOLDER}"
         )
 
@@ -63,30 +63,30 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], Callable[[str], np.ndarray], 
         try:
             return np.asarray(gguf.dequantize(tensors[name].data, tensors[name].tensor_type), np.float32)
         except Exception as error:  # a type of numbers that gguf does not know, among others
-            raise _damaged(path, error) from None
+            raise _damage_error(path, error) from None
 
     try:
         check_keys(values, architecture)
         check_tokenizer(values)
-        config = config_of(architecture, values, array, frozenset(tensors))
+        config = gguf_config(architecture, values, array, frozenset(tensors))
     except ConfigError as error:
         raise ConfigError(f"{path.name}: {error}") from None
     except (TypeError, ValueError, ArithmeticError) as error:  # a text for a number, and the like
         raise ConfigError(f"{path.name}: a key has a value of another type: {error}") from None
     places = _places(architecture, config, frozenset(tensors))
     try:
-        text = finished(_tokenizer(path), values)
+        text = finish_tokenizer(_tokenizer(path), values)
     except Exception as error:  # transformers raises all kinds
-        raise _damaged(path, error) from None
+        raise _damage_error(path, error) from None
     return (
         config,
-        lambda name: _turned(architecture, places[name], array(places[name]), config),
+        lambda name: _reorder(architecture, places[name], array(places[name]), config),
         frozenset(places),
         text,
     )
 
 
-def config_of(
+def gguf_config(
     architecture: str, values: Values, array: Callable[[str], np.ndarray], names: frozenset[str]
 ) -> dict[str, Any]:
     """Return the config of transformers for the metadata of a file.
@@ -115,7 +115,7 @@ def config_of(
     heads, m = own["attention.head_count"], own["embedding_length"]
     if "rope.freq_base" not in CONFIG_KEYS[architecture]:
         _same(architecture, own, {"attention.head_count_kv": heads} | _wide(architecture, m))
-        return config | _tied(architecture, config, array)
+        return config | _tie(architecture, config, array)
     config.setdefault("head_dim", m // heads)
     config.setdefault("num_key_value_heads", heads)
     _same(architecture, own, dict.fromkeys(("rope.dimension_count", "attention.value_length"), config["head_dim"]))
@@ -131,9 +131,7 @@ def _one(key: str, value: Any) -> Any:
     if not isinstance(value, list):
         return value
     if len(set(value)) != 1:
-        raise ConfigError(
-            f"{key}={shown(value)}: posx has one number for all layers. Import a model with equal layers."
-        )
+        raise ConfigError(f"{key}={clip(value)}: posx has one number for all layers. Import a model with equal layers.")
     return value[0]
 
 
@@ -141,7 +139,7 @@ def _same(architecture: str, own: Values, expected: Mapping[str, Any]) -> None:
     for key, value in expected.items():
         if own.get(key, value) != value:
             raise ConfigError(
-                f"{architecture}.{key}={shown(own[key])}: the model's other sizes need {value} here. "
+                f"{architecture}.{key}={clip(own[key])}: the model's other sizes need {value} here. "
                 "Import a model whose heads and layers have these sizes."
             )
 
@@ -150,7 +148,7 @@ def _wide(architecture: str, m: int) -> dict[str, int]:
     return {"feed_forward_length": 4 * m} if architecture == "bloom" else {}
 
 
-def _tied(architecture: str, config: Values, array: Callable[[str], np.ndarray]) -> dict[str, Any]:
+def _tie(architecture: str, config: Values, array: Callable[[str], np.ndarray]) -> dict[str, Any]:
     """Return the tie of BLOOM, whose files hold the embedding twice: transformers drops the second."""
     if architecture != "bloom" or config["tie_word_embeddings"]:
         return {}
@@ -169,7 +167,7 @@ def _gemma(own: Values, config: Values) -> dict[str, Any]:
     pattern = own.get("attention.sliding_window_pattern", 6)
     if pattern not in (6, [kind == LOCAL for kind in kinds]):
         raise ConfigError(
-            f"gemma3.attention.sliding_window_pattern={shown(pattern)}: transformers reads 6 only. {FOLDER}"
+            f"gemma3.attention.sliding_window_pattern={clip(pattern)}: transformers reads 6 only. {FOLDER}"
         )
     if layers != _GEMMA_27B and width != 256:
         raise ConfigError(
@@ -199,12 +197,12 @@ def _rope(architecture: str, own: Values, width: int, factors: Mapping[str, list
     kind, factor = ("linear", 1.0) if kind == "none" else (kind, factor)
     if kind not in ("linear", "yarn", "longrope"):
         raise ConfigError(
-            f"{architecture}.rope.scaling.type={shown(kind)}: posx reads none, linear, yarn and longrope from GGUF "
+            f"{architecture}.rope.scaling.type={clip(kind)}: posx reads none, linear, yarn and longrope from GGUF "
             f"files. {FOLDER}"
         )
     if kind != "longrope" and growth not in (None, 1):
         raise ConfigError(
-            f"{architecture}.rope.scaling.attn_factor={shown(growth)}: posx reads it with longrope only. {FOLDER}"
+            f"{architecture}.rope.scaling.attn_factor={clip(growth)}: posx reads it with longrope only. {FOLDER}"
         )
     wanted = {"longrope": {*ROPE_ARRAYS[1:]}, "yarn": set()}.get(kind, {*factors} & {ROPE_ARRAYS[0]})
     if {*factors} != wanted or any(len(array) != width // 2 for array in factors.values()):
@@ -213,12 +211,12 @@ def _rope(architecture: str, own: Values, width: int, factors: Mapping[str, list
             f"expected {sorted(wanted) or 'none'} of {width // 2} numbers. Convert the model again with llama.cpp."
         )
     if kind == "longrope":
-        found = _longrope(architecture, factors, factor, length, (original, growth))
+        rule = _longrope(architecture, factors, factor, length, (original, growth))
     elif kind == "yarn" and factor != 1:
-        found = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        rule = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     else:
-        found = _divided([factor * one for one in factors.get(ROPE_ARRAYS[0], [1.0])], base, width, length)
-    return found | {"rope_theta": base}
+        rule = _divided_rule([factor * one for one in factors.get(ROPE_ARRAYS[0], [1.0])], base, width, length)
+    return rule | {"rope_theta": base}
 
 
 def _longrope(
@@ -243,7 +241,7 @@ def _longrope(
     }  # fmt: skip
 
 
-def _divided(factors: list[float], base: float, width: int, length: int) -> dict[str, Any]:
+def _divided_rule(factors: list[float], base: float, width: int, length: int) -> dict[str, Any]:
     """Return the rule that divides theta_c by `factors`: one number, Llama 3.1's rule, or a number for each plane."""
     if max(factors) == min(factors) >= 1:
         return {"rope_type": "default"} if factors[0] == 1 else {"rope_type": "linear", "factor": factors[0]}
@@ -269,18 +267,18 @@ def _places(architecture: str, config: Values, names: frozenset[str]) -> dict[st
     family = FAMILIES[config["model_type"]]
     layers = config["num_hidden_layers" if "num_hidden_layers" in config else "n_layer"]
     number = next(number for number, name in MODEL_ARCH_NAMES.items() if name == architecture)
-    known, found = get_tensor_name_map(number, layers), {}
+    known, places = get_tensor_name_map(number, layers), {}
     for place in {place.format(n=n) for place in family.names.values() for n in range(layers)}:
         role = known.get_name(place) or known.get_name(place.partition(".")[2])  # as models without a head have it
         for suffix in (".weight", ".bias"):
             if (name := f"{role}{suffix}") in names:
-                found[place + suffix] = name
+                places[place + suffix] = name
     if config["tie_word_embeddings"]:
         names -= {"output.weight"}
-    return found | {name: name for name in names - {*found.values(), *ROPE_ARRAYS}}
+    return places | {name: name for name in names - {*places.values(), *ROPE_ARRAYS}}
 
 
-def _turned(architecture: str, name: str, array: np.ndarray, config: Values) -> np.ndarray:
+def _reorder(architecture: str, name: str, array: np.ndarray, config: Values) -> np.ndarray:
     """Return an array of the file in the order that transformers has."""
     role = name.split(".")[-2]
     if architecture == "llama" and role in ("attn_q", "attn_k"):
@@ -307,5 +305,5 @@ def _tokenizer(path: Path) -> dict[str, Any]:
     return json.loads(made.backend_tokenizer.to_str())
 
 
-def _damaged(path: Path, error: Exception) -> WorkdirError:
+def _damage_error(path: Path, error: Exception) -> WorkdirError:
     return WorkdirError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}")

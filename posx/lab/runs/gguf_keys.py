@@ -95,7 +95,7 @@ IRRELEVANT = (
 )  # fmt: skip
 
 
-def kind_of(key: str, architecture: str) -> Kind:
+def key_kind(key: str, architecture: str) -> Kind:
     """Return how a key of a file of one architecture is treated.
 
     Args:
@@ -114,15 +114,13 @@ def kind_of(key: str, architecture: str) -> Kind:
 def check_keys(values: Mapping[str, Any], architecture: str) -> None:
     """Raise ConfigError for the first key of a file that posx refuses, or whose value it refuses."""
     for key, value in values.items():
-        kind = kind_of(key, architecture)
+        kind = key_kind(key, architecture)
         if kind == "refused":
-            raise ConfigError(
-                f"{key}={shown(value)}: posx does not read this key, which may change the model. {FOLDER}"
-            )
+            raise ConfigError(f"{key}={clip(value)}: posx does not read this key, which may change the model. {FOLDER}")
         if kind == "neutral" and value not in (fits := neutral_values(key, architecture)):
             joined = key.startswith("split.")
             raise ConfigError(
-                f"{key}={shown(value)}: posx imports only files with {' or '.join(map(str, fits))} here. "
+                f"{key}={clip(value)}: posx imports only files with {' or '.join(map(str, fits))} here. "
                 + ("Join the parts with llama.cpp's `llama-gguf-split --merge`." if joined else FOLDER)
             )
 
@@ -134,7 +132,7 @@ def neutral_values(key: str, architecture: str) -> tuple[Any, ...]:
     return _OWN_NEUTRAL.get(architecture, {}).get(name) or NEUTRAL[name]
 
 
-def shown(value: Any) -> str:
+def clip(value: Any) -> str:
     """Return a value for a message, cut to 40 characters."""
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from posx.errors import ConfigError
-from posx.lab.runs.gguf_keys import FOLDER, shown
+from posx.lab.runs.gguf_keys import FOLDER, clip
 
 
 class Split(NamedTuple):
@@ -51,17 +51,17 @@ def check_tokenizer(values: Mapping[str, Any]) -> Split:
     """Return the split of a file's tokenizer. Raises ConfigError for a model or a split that posx does not know."""
     model, pre = values.get("tokenizer.ggml.model"), values.get("tokenizer.ggml.pre", "default")
     if model not in ("gpt2", "llama"):
-        raise ConfigError(f"tokenizer.ggml.model={shown(model)}: posx reads gpt2 and llama. {FOLDER}")
+        raise ConfigError(f"tokenizer.ggml.model={clip(model)}: posx reads gpt2 and llama. {FOLDER}")
     known = SPLITS if model == "gpt2" else {"default": Split(begin=True)}
     if pre not in known:
-        given = f"={shown(pre)}" if "tokenizer.ggml.pre" in values else " is missing"
+        given = f"={clip(pre)}" if "tokenizer.ggml.pre" in values else " is missing"
         raise ConfigError(f"tokenizer.ggml.pre{given}: posx does not know how it splits a text. {FOLDER}")
     if model == "gpt2" and values.get("tokenizer.ggml.add_space_prefix"):
         raise ConfigError("tokenizer.ggml.add_space_prefix=True: byte-level tokenizers have no such space in posx.")
     return known[pre]
 
 
-def finished(tokenizer: dict[str, Any], values: Mapping[str, Any]) -> str:
+def finish_tokenizer(tokenizer: dict[str, Any], values: Mapping[str, Any]) -> str:
     """Return the text of a tokenizer.json with the keys of the file that transformers drops.
 
     Args:

@@ -102,15 +102,15 @@ class Keys:
     defaults: Config = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
-    def known(self) -> dict[str, str]:
+    def kinds(self) -> dict[str, str]:
         """Return {key: "read", "irrelevant" or "refused"}, without the keys of other families."""
-        found = dict.fromkeys((*_IRRELEVANT, *self.irrelevant), "irrelevant") | dict.fromkeys(REFUSED, "refused")
-        return found | dict.fromkeys(("model_type", *NEEDED, *self.needed, *self.repeats, *self.reads), "read")
+        kinds = dict.fromkeys((*_IRRELEVANT, *self.irrelevant), "irrelevant") | dict.fromkeys(REFUSED, "refused")
+        return kinds | dict.fromkeys(("model_type", *NEEDED, *self.needed, *self.repeats, *self.reads), "read")
 
     def kind(self, key: str) -> str:
         """Return "read", "irrelevant" or "refused", "" for a key of another family or of none."""
         inner = key.partition(".")[2] if key.startswith(NESTED) else ""
-        return self.known.get(key) or ("irrelevant" if inner in _IRRELEVANT else "refused" if inner in REFUSED else "")
+        return self.kinds.get(key) or ("irrelevant" if inner in _IRRELEVANT else "refused" if inner in REFUSED else "")
 
     def check(self, config: Config, foreign: Mapping[str, str]) -> None:
         """Raise ConfigError for the first key of a config that posx does not read and that may change the model.
@@ -132,25 +132,25 @@ class Keys:
             elif key in foreign:
                 why = f"it is a key of {foreign[key]}, not of {self.name}. "
             else:
-                why = f"posx does not know this key of {self.name}. {nearest(key, self.known)}"
+                why = f"posx does not know this key of {self.name}. {nearest(key, self.kinds)}"
             raise ConfigError(f"{key}={_short(value)}: {why}Remove it from config.json if the model does not need it.")
 
     def read(self, config: Config) -> dict[str, Any]:
         """Return what a config says under Llama's keys, with the defaults of transformers. Raises ConfigError."""
-        given, found = dict(flat(config)), dict(self.defaults)
-        found |= {self.reads[key]: value for key, value in DECLARED[self.name].items() if key in self.reads}
+        given, values = dict(flat(config)), dict(self.defaults)
+        values |= {self.reads[key]: value for key, value in DECLARED[self.name].items() if key in self.reads}
         said: dict[str, str] = {}
         for key, meaning in self.reads.items():
             if key not in given or (meaning in said and given[key] is None):
                 continue
             if given[said.get(meaning, key)] not in (None, given[key]):
                 raise ConfigError(_disagree(said[meaning], given[said[meaning]], key, given[key]))
-            said[meaning], found[meaning] = key, given[key]
+            said[meaning], values[meaning] = key, given[key]
         for key, meaning in self.repeats.items():
-            if given.get(key) not in (None, found.get(meaning)):
+            if given.get(key) not in (None, values.get(meaning)):
                 own = next(own for own, other in self.reads.items() if other == meaning)
-                raise ConfigError(_disagree(own, found.get(meaning), key, given[key]))
-        return found
+                raise ConfigError(_disagree(own, values.get(meaning), key, given[key]))
+        return values
 
 
 def flat(config: Config) -> Iterator[tuple[str, Any]]:

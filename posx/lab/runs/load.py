@@ -29,10 +29,10 @@ from posx.lab.config import RunConfig
 from posx.lab.data import Tokenizer
 from posx.lab.files import checksums
 from posx.lab.files.atomic import disk_errors, write_bytes
-from posx.lab.files.lines import parsed
+from posx.lab.files.lines import parse_json
 from posx.lab.layers import sequential
-from posx.lab.runs.describe import model_of, notice_of_code
-from posx.lab.runs.folder import TOKENIZER_CHECKSUM, RunFolder, run_in
+from posx.lab.runs.describe import make_run_model, notice_of_code
+from posx.lab.runs.folder import TOKENIZER_CHECKSUM, RunFolder, find_run
 from posx.lab.runs.text import saved_tokenizer
 from posx.machine.guard import start_devices
 from posx.notices import say
@@ -71,7 +71,7 @@ def load(workdir: str | Path) -> tuple[Apply, dict[str, Any], Tokenizer]:
     Raises WorkdirError if the folder holds no run, or no checkpoint that verifies, or if the file is damaged.
     """
     path = Path(workdir).expanduser().resolve()
-    folder = _unpacked(path) if os.path.isfile(path) else run_in(path)
+    folder = _unpack(path) if os.path.isfile(path) else find_run(path)
     model, params, tokenizer, _ = load_model(folder)
     return Apply(model), params, tokenizer
 
@@ -85,8 +85,8 @@ def load_model(folder: RunFolder, layout: Layout | None = None) -> tuple[Model, 
     run = folder.read_config()
     notice_of_code(run, folder.path.name)
     tokenizer = saved_tokenizer(folder)
-    model = model_of(run, tokenizer.vocab_size)
-    abstract = layout.placed(model.abstract()) if layout else model.abstract()
+    model = make_run_model(run, tokenizer.vocab_size)
+    abstract = layout.place(model.abstract()) if layout else model.abstract()
     borrowed = check_borrowed(folder, run) if folder.is_borrowed else None
     if folder.weights.is_file():
         step, params = _arrays(folder.weights, abstract)
@@ -98,7 +98,7 @@ def load_model(folder: RunFolder, layout: Layout | None = None) -> tuple[Model, 
         notice_of_code(borrowed, folder.weights.name)
         folder, whose = RunFolder(folder.weights), borrowed.hash
     restored = Checkpoints(folder.checkpoints, run=whose).restore({"params": abstract}, notice=say)
-    if restored is None and (last := folder.ended_with_nan()) is not None:
+    if restored is None and (last := folder.nan_step()) is not None:
         raise WorkdirError(
             f"{folder.path} has no checkpoint: its training ended with NaN at step {last}. Train again with a "
             "lower --config.train.learning_rate."
@@ -106,7 +106,7 @@ def load_model(folder: RunFolder, layout: Layout | None = None) -> tuple[Model, 
     if restored is None:
         raise _no_checkpoint(folder)
     step, state = restored
-    ended = checksums.whole(folder.done_file).get("step")
+    ended = checksums.read_verified(folder.done_file).get("step")
     if isinstance(ended, int) and step < ended:  # else its numbers would be taken for those of the whole training
         raise WorkdirError(
             f"{folder.path}: this run ended at step {ended}, but that checkpoint is damaged. posx verify names the "
@@ -118,7 +118,7 @@ def load_model(folder: RunFolder, layout: Layout | None = None) -> tuple[Model, 
 def stored_step(folder: RunFolder) -> int:
     """Return the step of the weights of a run, from names and headers alone. Raises WorkdirError if it has none."""
     if folder.weights.is_file():
-        with reading(folder.weights):
+        with report_damage(folder.weights):
             return int(_header(folder.weights)["step"])
     step = RunFolder(folder.weights).newest_step
     if step is None:
@@ -137,38 +137,38 @@ def check_borrowed(folder: RunFolder, run: RunConfig) -> RunConfig:
     """
     weights, name = folder.weights, folder.path.name
     if weights.is_file():
-        with reading(weights):
-            held = str(parsed(_header(weights)["config"])["hash"])
+        with report_damage(weights):
+            held = str(parse_json(_header(weights)["config"])["hash"])
         if held != run.hash:
             raise WorkdirError(
                 f"{name} has the weights of {weights}, but that file is of the run {held}, not of {run.hash}. Restore "
                 "the file."
             )
         return run
-    found = check_parent(run, RunFolder(weights), name)
-    own, theirs = (checksums.whole(path / folder.config_file.name) for path in (folder.path, weights))
+    parent = check_parent(run, RunFolder(weights), name)
+    own, theirs = (checksums.read_verified(path / folder.config_file.name) for path in (folder.path, weights))
     if own.get(TOKENIZER_CHECKSUM) != theirs.get(TOKENIZER_CHECKSUM):
         raise WorkdirError(
             f"{folder.tokenizer_file} is not that of {weights}, whose weights {name} has. Remove this run and evaluate "
             "it again."
         )
-    return found
+    return parent
 
 
 def check_parent(run: RunConfig, parent: RunFolder, whose: str) -> RunConfig:
     """Return the settings of the run whose weights `run` has or starts from. Raises WorkdirError if it is not there."""
     if not parent.config_file.exists():
         raise WorkdirError(f"{whose} has the weights of {parent.path}, where no run is. Put that run back.")
-    found = parent.read_config()
-    if found.hash != run.parent.get("hash"):
+    settings = parent.read_config()
+    if settings.hash != run.parent.get("hash"):
         raise WorkdirError(
-            f"{whose} has the weights of the run {run.parent.get('hash')}, but {parent.path} holds {found.hash}. "
+            f"{whose} has the weights of the run {run.parent.get('hash')}, but {parent.path} holds {settings.hash}. "
             "Restore that run."
         )
-    return found
+    return settings
 
 
-def taken_over(params: dict[str, Any], run: RunConfig, tokenizer: Tokenizer, parent: RunFolder) -> dict[str, Any]:
+def inherit_arrays(params: dict[str, Any], run: RunConfig, tokenizer: Tokenizer, parent: RunFolder) -> dict[str, Any]:
     """Return fresh parameters with the arrays of a parent run in place of those of equal name and shape.
 
     Arrays of an encoding are kept if both runs have that encoding there, whatever its fields. Says which arrays are
@@ -193,7 +193,7 @@ def taken_over(params: dict[str, Any], run: RunConfig, tokenizer: Tokenizer, par
         if place is None:
             return True
         layers = [(one.layers if place[1] else list(dict.fromkeys(one.layers))) for one in (run, theirs)]
-        one, other = (_classes(found[int(place[1] or place[2])], name[place.end() :]) for found in layers)
+        one, other = (_classes(lines[int(place[1] or place[2])], name[place.end() :]) for lines in layers)
         return one == other
 
     kept = {name: old[name] for name in fresh if fits(name)}
@@ -205,8 +205,8 @@ def taken_over(params: dict[str, Any], run: RunConfig, tokenizer: Tokenizer, par
         for name in sorted(names):
             layers.setdefault(re.sub(r"layer_\d+", "layer_*", name), []).extend(re.findall(r"layer_(\d+)", name))
         if layers:
-            found = (f"{name} ({', '.join(numbers)})" if numbers else name for name, numbers in layers.items())
-            say(f"{what}: {', '.join(found)}")
+            lines = (f"{name} ({', '.join(numbers)})" if numbers else name for name, numbers in layers.items())
+            say(f"{what}: {', '.join(lines)}")
     leaves = [jax.device_put(kept[n], leaf.sharding) if n in kept else leaf for n, leaf in
               zip(fresh, jax.tree.leaves(params), strict=True)]  # fmt: skip
     return jax.tree.unflatten(jax.tree.structure(params), leaves)
@@ -227,13 +227,13 @@ def export(folder: RunFolder, target: Path) -> int:
     """
     from safetensors.numpy import save
 
-    from posx.lab.training.checkpoints import flatten, sha256_of
+    from posx.lab.training.checkpoints import array_sha256, flatten
 
     _, params, _, step = load_model(folder)
     arrays = flatten(params)
     config, tokenizer = (file.read_bytes().decode() for file in (folder.config_file, folder.tokenizer_file))
     header = {"format": FORMAT, "step": str(step), "config": config, "tokenizer": tokenizer}
-    digests = {name: sha256_of(array) for name, array in arrays.items()}
+    digests = {name: array_sha256(array) for name, array in arrays.items()}
     header["digests"] = json.dumps(digests | {HEADER: _digest(header)})
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -246,16 +246,16 @@ def _digest(header: Mapping[str, str]) -> str:
     return hashlib.sha256(words.encode()).hexdigest()
 
 
-def unpacked(path: Path) -> Path:
+def unpack(path: Path) -> Path:
     """Return `path`, or if it is a file that `export` wrote, a temporary run folder with its contents.
 
     The folder lasts as long as this process. Raises WorkdirError if the file is damaged or not of posx.
     """
-    return _unpacked(path).path if path.suffix == SUFFIX and os.path.isfile(path) else path
+    return _unpack(path).path if path.suffix == SUFFIX and os.path.isfile(path) else path
 
 
-def _unpacked(path: Path) -> RunFolder:
-    with reading(path):
+def _unpack(path: Path) -> RunFolder:
+    with report_damage(path):
         header = _header(path)
     place = Path(tempfile.mkdtemp(prefix="posx-"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
@@ -269,7 +269,7 @@ def _unpacked(path: Path) -> RunFolder:
 
 
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
+def report_damage(path: Path) -> Iterator[None]:
     """Make a WorkdirError of whatever is wrong with the file `path`."""
     from safetensors import SafetensorError
 
@@ -293,7 +293,7 @@ def _header(path: Path) -> dict[str, str]:
         newer = header.get("format", "").startswith("posx ")
         by_whom = "a newer posx has written it" if newer else "`posx export` has not written it"
         raise WorkdirError(f"{path} is not of the format {FORMAT!r}: {by_whom}")
-    if dict(parsed(header["digests"])).get(HEADER) != _digest(header):
+    if dict(parse_json(header["digests"])).get(HEADER) != _digest(header):
         raise WorkdirError(
             f"{path} is damaged: its settings or its tokenizer do not match their digest. Export the run again."
         )
@@ -315,16 +315,16 @@ def check_export(path: Path) -> None:
     """Raise WorkdirError if a file that `export` wrote was cut, edited or changed by the disk."""
     from safetensors import safe_open
 
-    from posx.lab.training.checkpoints import sha256_of
+    from posx.lab.training.checkpoints import array_sha256
 
-    with reading(path):
+    with report_damage(path):
         header = _header(path)
-        digests = {name: digest for name, digest in dict(parsed(header["digests"])).items() if name != HEADER}
+        digests = {name: digest for name, digest in dict(parse_json(header["digests"])).items() if name != HEADER}
         with safe_open(path, "numpy") as file:
             if other := other_names(file.keys(), digests):
                 raise WorkdirError(f"{path} is damaged: its arrays do not match its header: {other}")
             for name, digest in digests.items():
-                if sha256_of(file.get_tensor(name)) != digest:
+                if array_sha256(file.get_tensor(name)) != digest:
                     raise WorkdirError(f"{path} is damaged: {name} does not match its digest")
 
 
@@ -335,11 +335,11 @@ def _arrays(path: Path, abstract: Any) -> tuple[int, Any]:
     """
     from safetensors import safe_open
 
-    from posx.lab.training.checkpoints import flatten, sha256_of
+    from posx.lab.training.checkpoints import array_sha256, flatten
 
-    with reading(path):
+    with report_damage(path):
         header = _header(path)
-        digests = dict(parsed(header["digests"]))
+        digests = dict(parse_json(header["digests"]))
         with safe_open(path, "numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no mapping)
     wanted = flatten(abstract)
@@ -347,7 +347,7 @@ def _arrays(path: Path, abstract: Any) -> tuple[int, Any]:
         raise WorkdirError(f"{path} holds other arrays than its settings need: {other}. Export the run again.")
     for name, leaf in wanted.items():
         array = arrays[name]
-        if (array.shape, array.dtype) != (leaf.shape, leaf.dtype) or sha256_of(array) != digests.get(name):
+        if (array.shape, array.dtype) != (leaf.shape, leaf.dtype) or array_sha256(array) != digests.get(name):
             raise WorkdirError(
                 f"{path} is damaged: {name} has another shape, or does not match its digest. Export the run again."
             )

@@ -49,12 +49,12 @@ def evaluate_request(request: Request, mesh: str = "", workdir: str = "") -> lis
     folder, run, config = request.folder, request.run, request.asked.eval
     use_compile_cache(cache_folder(request.asked.data))
     start_devices()  # before the text is read
-    dataset = text.text_of(folder, run, request.text)
+    dataset = text.run_text(folder, run, request.text)
     check_stream(config, run.train.length, dataset)
     layout = asked_layout(mesh, 0, run.model.kv_heads)
     facts = {
         "settings": repr((run, config)), "text": dataset.digest, "--mesh": str(layout), "--workdir": workdir,
     }  # fmt: skip
-    with folder.held(facts):
+    with folder.hold(facts):
         model, params, _, step = load_model(folder, layout)
         return evaluate_run(run, config, model, layout.put(params), dataset, folder, step, layout)

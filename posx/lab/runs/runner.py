@@ -16,10 +16,10 @@ from posx.lab.files.rows import failures
 from posx.lab.machine.compile_cache import use_compile_cache
 from posx.lab.runs import damage, environment, text
 from posx.lab.runs.checks import check_disk, check_memory, check_writable, with_text
-from posx.lab.runs.describe import count, executor_of, layout, model_of, opening
+from posx.lab.runs.describe import count, layer_executor, layout, make_run_model, opening
 from posx.lab.runs.evaluate import evaluate_run
 from posx.lab.runs.folder import RunFolder
-from posx.lab.runs.load import taken_over
+from posx.lab.runs.load import inherit_arrays
 from posx.lab.training.layout import Layout
 from posx.lab.training.loop import train
 from posx.notices import say
@@ -52,26 +52,26 @@ def train_and_evaluate(
 
 
 def _train_and_evaluate(run: RunConfig, folder: RunFolder, mesh: str, parent: RunFolder | None) -> list[dict[str, Any]]:
-    run, how, dataset = _prepared(run, folder, mesh)
+    run, how, dataset = _prepare(run, folder, mesh)
     facts = {
         "settings": run.hash, "text": dataset.digest, "--mesh": str(how), "--workdir": str(folder.path),
         "versions": str(environment.versions()),
     }  # fmt: skip
-    model = model_of(run, dataset.tokenizer.vocab_size)
+    model = make_run_model(run, dataset.tokenizer.vocab_size)
 
     def begin() -> None:
         folder.check_resumes(run)  # another process may have started one here meanwhile
         damage.mend_settings(folder)
         environment.record(folder, run, dataset, how)
-        executors = [executor_of(run, *layer) for layer in zip(model.encodings, run.model.masks, strict=True)]
+        executors = [layer_executor(run, *layer) for layer in zip(model.encodings, run.model.masks, strict=True)]
         dataset.tokenizer.save(folder.tokenizer_file)
         folder.write_config(run, num_params=count(model), executors=executors)
         damage.mend(folder, run.hash)
 
     def first(params: dict[str, Any]) -> dict[str, Any]:
-        return taken_over(params, run, dataset.tokenizer, parent) if parent else params
+        return inherit_arrays(params, run, dataset.tokenizer, parent) if parent else params
 
-    with folder.held(facts, begin):
+    with folder.hold(facts, begin):
         state = train(run, model, dataset, folder, how, first)
         rows = evaluate_run(run, run.eval, model, state["params"], dataset, folder, run.train.steps, how)
         if failed := failures(rows):
@@ -80,7 +80,7 @@ def _train_and_evaluate(run: RunConfig, folder: RunFolder, mesh: str, parent: Ru
     return rows
 
 
-def _prepared(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, Layout, Dataset]:
+def _prepare(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, Layout, Dataset]:
     """Return the run with the digest of its text, its layout on devices and its text. Raises PosxError.
 
     A sweep that planned the run has checked its settings. The folder, the text, memory and disk are checked here in
@@ -91,12 +91,12 @@ def _prepared(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, 
         raise WorkdirError(f"{folder.path} has the weights of another run, so it is not trained. Name a new folder.")
     is_held = folder.config_file.exists()
     with contextlib.suppress(Damaged):  # it is written again if all else is of this run
-        run = text.at_known_places(run, folder.read_config()) if is_held else run
+        run = text.with_known_places(run, folder.read_config()) if is_held else run
     folder.check_resumes(run)
-    at_hand = text.at_hand(folder, run)
+    at_hand = text.with_saved_tokenizer(folder, run)
     if is_held:
         corpus.check_there(at_hand.data, folder.path.name)
-    how = layout(at_hand, environment.devices_of(folder), mesh)
+    how = layout(at_hand, environment.started_devices(folder), mesh)
     say(f"{folder.path.name}  {opening(at_hand, how)}")
     dataset = prepare(at_hand.data, log=say)
     if not run.text:
@@ -107,7 +107,7 @@ def _prepared(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, 
             f"this run were written (digest {run.text[:12]}, now {dataset.digest[:12]}). Restore it, or name it "
             "with --config.data.source=PATH."
         )
-    num_params = count(model_of(run, dataset.tokenizer.vocab_size))
+    num_params = count(make_run_model(run, dataset.tokenizer.vocab_size))
     say(f"{folder.path.name}  {dataset.summary()}; {num_params:,} parameters")
     check_memory(num_params // jax.process_count() if how.model else num_params)
     check_disk(folder.path, 12 * num_params * (run.train.keep_checkpoints + 1))

@@ -15,7 +15,7 @@ import numpy as np
 
 from posx.evaluation.base import Protocol, Row
 from posx.evaluation.protocols import longest_window, run_protocols
-from posx.evaluation.scoring import Documents, Targets, digest_of
+from posx.evaluation.scoring import Documents, Targets, digest_arrays
 from posx.evaluation.statistics import BLOCK_LEN, LEAST_PLACES
 from posx.lab.config import EvalConfig, RunConfig
 from posx.lab.data import Dataset
@@ -69,19 +69,23 @@ def evaluation_plans(
       defined: returns whether the model is defined at a length.
     """
     longest = max(longest_window(one, train_len) for one in (config, own))
-    found = []
+    plans = []
     for first, lengths in run_protocols(config, train_len, longest):
         own_rows = (row for row in rows if row["protocol"] == first.name and _COMPARED <= row.keys())
         kin = [row for row in own_rows if row["block_len"] == BLOCK_LEN]
-        same = [row for row in kin if _settings(row) == (first.num_targets, first.stride_at(row["eval_len"], lengths))]
-        anchor = max(longest, *map(anchor_of, same)) if same else longest
-        protocol = first.of_run(config, train_len, anchor)
+        same = [
+            row for row in kin if _settings(row) == (first.num_targets, first.window_stride(row["eval_len"], lengths))
+        ]
+        anchor = max(longest, *map(row_anchor, same)) if same else longest
+        protocol = first.from_run(config, train_len, anchor)
         stored = {row["eval_len"]: row for row in same if row["targets"] == place(protocol, row["eval_len"])}
         left = {row["eval_len"] for row in same} - stored.keys()
-        moved = sorted(left.intersection(protocol.required(sorted({*lengths, *left, *stored}), defined)))
+        moved = sorted(left.intersection(protocol.required_lengths(sorted({*lengths, *left, *stored}), defined)))
         apart = tuple(row for row in kin if row not in same)
-        found.append(EvaluationPlan(protocol, anchor, protocol.required(lengths, defined), tuple(moved), stored, apart))
-    return found
+        plans.append(
+            EvaluationPlan(protocol, anchor, protocol.required_lengths(lengths, defined), tuple(moved), stored, apart)
+        )
+    return plans
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,10 +113,10 @@ class Asked:
         """The pass over the text that gives the row. Protocols may share it. None for an undefined length."""
         if self.windows is None or self.begins is None:
             return None
-        return self.length, digest_of(self.windows, self.begins)
+        return self.length, digest_arrays(self.windows, self.begins)
 
 
-def few_places(asked: Asked, num_documents: int) -> str:
+def few_documents(asked: Asked, num_documents: int) -> str:
     """Return that the targets lie in few of the text's documents, and how to score more; "" if they do not.
 
     A long window needs all of its targets at one place of the text.
@@ -129,7 +133,7 @@ def few_places(asked: Asked, num_documents: int) -> str:
     )
 
 
-def stream_of(dataset: Dataset) -> tuple[np.ndarray, Documents]:
+def run_stream(dataset: Dataset) -> tuple[np.ndarray, Documents]:
     """Return the stream that a run is scored on, tokens [n + 1], and the places of its documents.
 
     The begin token before the text is the context of the very first target.
@@ -152,24 +156,24 @@ def asked_rows(
       folder: of the run.
       facts: the fields of its rows that name weights and text: hash, step, data_digest, weights and code.
     """
-    stream, documents = stream_of(dataset)
+    stream, documents = run_stream(dataset)
     here = {name: facts[name] for name in ("hash", "step", "data_digest", "weights") if name in facts}
-    stored = [row for row in folder.measured() if here.items() <= row.items()]
+    stored = [row for row in folder.measured_rows() if here.items() <= row.items()]
     stored = [row for row in stored if row.get("code", {}) == facts.get("code", {})]
     defined = functools.partial(is_defined, model)
     place = functools.cache(lambda protocol, length: protocol.targets(stream, [length], documents))
-    found = []
+    rows = []
     for one in evaluation_plans(
         config, run.eval, run.train.length, stored, lambda protocol, length: place(protocol, length).digest, defined
     ):
         for length in sorted({*one.lengths, *one.moved}):
             targets, row = place(one.protocol, length), one.stored.get(length)
-            stride = one.protocol.stride_at(length, [length])
+            stride = one.protocol.window_stride(length, [length])
             windows = one.protocol.windows(targets, length, stride) if defined(length) else None
             begins = None if windows is None else one.protocol.begins(targets, windows)
             known = row if row and is_answer(row, config) else None
-            found.append(Asked(one, length, targets, windows, begins, known))
-    return found
+            rows.append(Asked(one, length, targets, windows, begins, known))
+    return rows
 
 
 def is_answer(row: Row, config: EvalConfig) -> bool:
@@ -186,6 +190,6 @@ def _settings(row: Row) -> tuple[int, int]:
     return row["max_targets"], row["stride"]
 
 
-def anchor_of(row: Row) -> int:
+def row_anchor(row: Row) -> int:
     """Return the longest window, in tokens, that the targets of a row serve; at least its own if the row is silent."""
     return int(row.get("anchor", max(row["eval_len"], row.get("warm_up", 0))))

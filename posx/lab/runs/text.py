@@ -14,23 +14,23 @@ from posx.lab.runs.folder import RunFolder
 from posx.notices import say
 
 
-def named_alike(run: RunConfig, held: RunConfig) -> list[str]:
+def shared_places(run: RunConfig, held: RunConfig) -> list[str]:
     """Return the settings of `PLACES` that two runs give by the same words."""
     return [name for name in corpus.PLACES if getattr(run.asked.data, name) == getattr(held.asked.data, name)]
 
 
 def may_be_the_same(run: RunConfig, held: RunConfig, anywhere: bool) -> bool:
     """Tell whether the settings name the text of the run `held`, at the same place, or at any place if `anywhere`."""
-    names = run.data.named().keys() - (set(corpus.PLACES) if anywhere else set())
+    names = run.data.token_settings().keys() - (set(corpus.PLACES) if anywhere else set())
     return all(getattr(run.data, name) == getattr(held.data, name) for name in names)
 
 
-def at_known_places(run: RunConfig, held: RunConfig) -> RunConfig:
+def with_known_places(run: RunConfig, held: RunConfig) -> RunConfig:
     """Return `run` with the paths of the run `held` that both name by the same words.
 
     A path is kept if only the earlier one is gone. So a command resumes its run from another directory.
     """
-    kept = {name: getattr(held.data, name) for name in named_alike(run, held)}
+    kept = {name: getattr(held.data, name) for name in shared_places(run, held)}
     kept = {n: p for n, p in kept.items() if not (corpus.is_gone(p) and Path(getattr(run.data, n)).exists())}
     for name, place in kept.items():
         if (here := getattr(run.data, name)) != place and Path(here).is_absolute() and Path(here).exists():
@@ -41,7 +41,7 @@ def at_known_places(run: RunConfig, held: RunConfig) -> RunConfig:
     return dataclasses.replace(run, data=dataclasses.replace(run.data, **kept))
 
 
-def at_hand(folder: RunFolder, run: RunConfig) -> RunConfig:
+def with_saved_tokenizer(folder: RunFolder, run: RunConfig) -> RunConfig:
     """Return `run` with the tokenizer that its folder holds, if the file that the settings name is gone.
 
     Raises WorkdirError if the tokenizer in the folder is damaged.
@@ -65,7 +65,7 @@ def saved_tokenizer(folder: RunFolder) -> Tokenizer:
     return load_tokenizer(folder.tokenizer_file)
 
 
-def text_of(folder: RunFolder, run: RunConfig, asked: Mapping[str, Any]) -> Dataset:
+def run_text(folder: RunFolder, run: RunConfig, asked: Mapping[str, Any]) -> Dataset:
     """Return the text of a trained run in its own tokens, or another text that `asked`, fields of DataConfig, names.
 
     An imported run has no training text, so none is read unless `asked` names it.
@@ -107,7 +107,7 @@ def _named_text(folder: RunFolder, run: RunConfig, asked: Mapping[str, Any]) -> 
             "--config.data.validation=PATH, all of which is scored"
         )
     from_here = dataclasses.replace(run, data=corpus.absolute(run.asked.data))
-    data = dataclasses.replace(at_known_places(from_here, run).data, **asked)
+    data = dataclasses.replace(with_known_places(from_here, run).data, **asked)
     if run.is_imported and "source" not in asked and data.tuning_fraction:
         raise WorkdirError(
             f"--config.data.tuning_fraction={data.tuning_fraction}: {folder.path} was imported, so it has no training "

@@ -12,11 +12,11 @@ from typing import Any
 from posx.encodings import encoding_class, spec_text
 from posx.encodings.grammar import parse
 from posx.errors import ConfigError
-from posx.fields import typed_fields
 from posx.lab.argv.settings import axis_values, check_key, settings
 from posx.lab.config import SECTIONS, RunConfig, Sections, encoding_fields, run_config
 from posx.lab.config.sections import LISTS
 from posx.lab.runs.folder import safe_name, short_digest
+from posx.parsing import typed_fields
 
 MOST_RUNS = 1000
 
@@ -24,7 +24,7 @@ MOST_RUNS = 1000
 Point = Mapping[str, Any]
 
 
-def points_of(config: Sections) -> list[Point]:
+def sweep_points(config: Sections) -> list[Point]:
     """Return every combination of the values on the axes of a sweep. Axes that `sweep.zip` joins are one axis.
 
     Training lengths vary slowest, then encodings, other settings and seeds.
@@ -33,7 +33,7 @@ def points_of(config: Sections) -> list[Point]:
       ConfigError: for an unknown setting, one without values or with a value named twice, axes that cannot be joined,
         or more than MOST_RUNS combinations.
     """
-    axes = axes_of(config)
+    axes = read_axes(config)
     groups = _groups(config, axes)
     rows = [_rows(group, axes) for group in groups]
     if (count := math.prod(map(len, rows))) > MOST_RUNS:
@@ -43,7 +43,7 @@ def points_of(config: Sections) -> list[Point]:
     return [{setting: point[setting] for setting in axes} for point in values]
 
 
-def axes_of(config: Sections) -> dict[str, tuple[Any, ...]]:
+def read_axes(config: Sections) -> dict[str, tuple[Any, ...]]:
     """Return {setting: values}: training lengths first, then encodings, other settings, seeds.
 
     Raises ConfigError for a setting that is not known and for one without values.
@@ -92,19 +92,19 @@ def _groups(config: Sections, axes: Mapping[str, Sequence[Any]]) -> list[tuple[s
 def _rows(group: Sequence[str], axes: Mapping[str, Sequence[Any]]) -> list[tuple[Any, ...]]:
     """Return the values of the settings of `group`, a tuple for each step. Raises ConfigError for two equal steps."""
     rows = list(zip(*(axes[setting] for setting in group), strict=True))
-    texts = [tuple(map(text_of, group, row)) for row in rows]
+    texts = [tuple(map(setting_text, group, row)) for row in rows]
     for row in texts:
         if texts.count(row) > 1:
             raise ConfigError(f"the axis {'+'.join(group)} names a value twice: {' with '.join(row)}. Name it once.")
     return rows
 
 
-def run_at(config: Sections, point: Point) -> RunConfig:
+def point_run(config: Sections, point: Point) -> RunConfig:
     """Return the run of a sweep at one combination of values. Raises ConfigError."""
-    return run_config(config_at(config, point))
+    return run_config(point_config(config, point))
 
 
-def config_at(config: Sections, point: Point) -> Sections:
+def point_config(config: Sections, point: Point) -> Sections:
     """Return a config at one combination of values. Raises ConfigError."""
     changes: dict[str, dict[str, Any]] = {name: {} for name in ("encoding", *SECTIONS)}
     for setting, value in point.items():
@@ -121,20 +121,20 @@ def config_at(config: Sections, point: Point) -> Sections:
     return dataclasses.replace(config, encoding=encoding, **sections)
 
 
-def varying_of(points: Sequence[Point]) -> list[str]:
+def varying_settings(points: Sequence[Point]) -> list[str]:
     """Return the settings that have several values."""
-    return [s for s in points[0] if len({text_of(s, point[s]) for point in points}) > 1]
+    return [s for s in points[0] if len({setting_text(s, point[s]) for point in points}) > 1]
 
 
-def names_of(points: Sequence[Point]) -> list[str]:
+def folder_names(points: Sequence[Point]) -> list[str]:
     """Return folder names: encoding, length, seed, then other axes: "rope-L64-s0-learning_rate=0.001"."""
-    varying = [setting for setting in varying_of(points) if setting not in LISTS.values()]
+    varying = [setting for setting in varying_settings(points) if setting not in LISTS.values()]
     ends = [setting.rpartition(".")[2] for setting in varying]
     shown = {s: end if ends.count(end) == 1 else s for s, end in zip(varying, ends, strict=True)}
     names = []
     for point in points:
-        main = f"{text_of('encoding', point['encoding'])}-L{point['train.length']}-s{point['train.seed']}"
-        names.append("-".join([main, *(f"{shown[s]}={text_of(s, point[s])}" for s in varying)]))
+        main = f"{setting_text('encoding', point['encoding'])}-L{point['train.length']}-s{point['train.seed']}"
+        names.append("-".join([main, *(f"{shown[s]}={setting_text(s, point[s])}" for s in varying)]))
     safe = [safe_name(name) for name in names]
     return [
         short if safe.count(short) == 1 else f"{short}-{short_digest(name)}"
@@ -142,7 +142,7 @@ def names_of(points: Sequence[Point]) -> list[str]:
     ]
 
 
-def text_of(setting: str, value: Any) -> str:
+def setting_text(setting: str, value: Any) -> str:
     """Return a value as it can be typed. Equal values have equal texts."""
     if setting == "encoding":
         return spec_text(value)

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from posx.encodings import spec_text
-from posx.errors import ConfigError, PosxError, in_one_line
+from posx.errors import ConfigError, PosxError, join_problems
 from posx.lab.config import RunConfig, Sections
 from posx.lab.config.data import PLACES
 from posx.lab.data import DataConfig, Dataset, prepare
 from posx.lab.data.store import cache_folder
 from posx.lab.files.locks import holder
 from posx.lab.machine.ceiling import machine_ceiling
-from posx.lab.progress import by_reason, duration, size
+from posx.lab.progress import duration, group_by_reason, size
 from posx.lab.runs import text
-from posx.lab.runs.checks import checked, unused, with_text
+from posx.lab.runs.checks import check_run, unused_settings, with_text
 from posx.lab.runs.folder import RunFolder
-from posx.lab.sweeps.axes import names_of, points_of, run_at, text_of, varying_of
+from posx.lab.sweeps.axes import folder_names, point_run, setting_text, sweep_points, varying_settings
 from posx.lab.sweeps.engines.local import LocalEngine
 from posx.lab.sweeps.schedule import START, one_or_more
 from posx.lab.sweeps.tasks import Job
@@ -42,31 +42,31 @@ def plan(config: Sections, workdir: Path, read: bool = False) -> list[Job]:
       ConfigError: with every problem of every run; or two runs are the same.
       DataError: a text is missing, or too short for a run.
     """
-    points = points_of(config)
-    held = _runs_there(workdir)
-    jobs, found = list[Job](), list[tuple[str, str]]()
-    for name, point in zip(names_of(points), points, strict=True):
+    points = sweep_points(config)
+    held = _readable_runs(workdir)
+    jobs, problems = list[Job](), list[tuple[str, str]]()
+    for name, point in zip(folder_names(points), points, strict=True):
         try:
-            jobs.append(Job(checked(run_at(config, point)), RunFolder(workdir / name), point=point))
+            jobs.append(Job(check_run(point_run(config, point)), RunFolder(workdir / name), point=point))
         except ConfigError as error:
-            found.append((name, str(error)))
-    if found:
-        raise ConfigError(in_one_line(by_reason(found)))
-    return _in_their_folders(_once(_with_texts(jobs, held, read)), held, workdir)
+            problems.append((name, str(error)))
+    if problems:
+        raise ConfigError(join_problems(group_by_reason(problems)))
+    return _place_jobs(_drop_duplicates(_with_texts(jobs, held, read)), held, workdir)
 
 
 def _with_texts(jobs: Sequence[Job], held: Mapping[RunFolder, RunConfig], read: bool) -> list[Job]:
     """Return the jobs with the digests of their texts, at the places known to earlier runs of the folder."""
-    found: list[Job] = []
+    with_texts: list[Job] = []
     datasets: dict[DataConfig, Dataset] = {}
     for job in jobs:
         namesakes = (
-            (folder, old) for folder, old in held.items() if len(text.named_alike(job.run, old)) == len(PLACES)
+            (folder, old) for folder, old in held.items() if len(text.shared_places(job.run, old)) == len(PLACES)
         )
         folder, before = next(namesakes, (job.folder, None))
-        run = text.at_known_places(job.run, before) if before else job.run
+        run = text.with_known_places(job.run, before) if before else job.run
         if read:
-            data = text.at_hand(folder, run).data
+            data = text.with_saved_tokenizer(folder, run).data
             if data not in datasets:
                 datasets[data] = prepare(data, log=say)
                 say(datasets[data].summary())
@@ -76,27 +76,29 @@ def _with_texts(jobs: Sequence[Job], held: Mapping[RunFolder, RunConfig], read: 
             same = (old for at, old in own_first.items() if text.may_be_the_same(run, old, at == job.folder))
             text_, held_out = next(((old.text, old.held_out) for old in same), ("", ""))
             run = dataclasses.replace(run, text=text_, held_out=held_out)
-        found.append(dataclasses.replace(job, run=run))
-    return found
+        with_texts.append(dataclasses.replace(job, run=run))
+    return with_texts
 
 
-def _once(jobs: Sequence[Job]) -> list[Job]:
+def _drop_duplicates(jobs: Sequence[Job]) -> list[Job]:
     """Return the jobs without those that differ from an earlier one only in settings that neither of them uses.
 
     The size of the vocabulary is such a setting for bytes, the multiplier of rates for an encoding without parameters.
     Raises ConfigError for an axis that no job uses, and for two points that train the same.
     """
-    idle = [unused(job.run) for job in jobs]
+    idle = [unused_settings(job.run) for job in jobs]
     for setting in jobs[0].point:
-        values = list(dict.fromkeys(text_of(setting, job.point[setting]) for job in jobs))
-        if len(values) > 1 and all(setting in found for found in idle):
+        values = list(dict.fromkeys(setting_text(setting, job.point[setting]) for job in jobs))
+        if len(values) > 1 and all(setting in settings for settings in idle):
             raise ConfigError(f"{setting}={values[0]} and {values[1]} are the same run: {idle[0][setting]}")
     first: dict[str, Job] = {}
     for job, not_used in zip(jobs, idle, strict=True):
         other = first.setdefault(job.run.hash, job)
-        apart = {s: v for s, v in job.point.items() if text_of(s, v) != text_of(s, other.point[s])}
+        apart = {s: v for s, v in job.point.items() if setting_text(s, v) != setting_text(s, other.point[s])}
         if any(s != "train.position_lr_multiplier" and s not in not_used for s in apart):
-            told = ", ".join(f"{s}={text_of(s, other.point[s])} and {text_of(s, v)}" for s, v in apart.items())
+            told = ", ".join(
+                f"{s}={setting_text(s, other.point[s])} and {setting_text(s, v)}" for s, v in apart.items()
+            )
             raise ConfigError(
                 f"{told} are the same run: the trained weights do not depend on {' and '.join(apart)}. Leave one of "
                 "them out."
@@ -104,14 +106,14 @@ def _once(jobs: Sequence[Job]) -> list[Job]:
     return list(first.values())
 
 
-def _in_their_folders(jobs: Sequence[Job], held: Mapping[RunFolder, RunConfig], workdir: Path) -> list[Job]:
+def _place_jobs(jobs: Sequence[Job], held: Mapping[RunFolder, RunConfig], workdir: Path) -> list[Job]:
     """Return the jobs in the folders that hold them, whatever the names of these folders.
 
     If the folder of a new run's name holds another run, the hash of the new run is appended to the name.
     """
     by_hash: dict[str, RunFolder] = {}
     wanted = {job.folder for job in jobs}
-    for folder, run in sorted(held.items(), key=lambda item: (not item[0].finished(item[1]), item[0] not in wanted)):
+    for folder, run in sorted(held.items(), key=lambda item: (not item[0].is_finished(item[1]), item[0] not in wanted)):
         by_hash.setdefault(run.hash, folder)  # of two copies the finished one
     taken = {by_hash[job.run.hash].path for job in jobs if job.run.hash in by_hash}
     placed, beside = [], []
@@ -128,15 +130,15 @@ def _in_their_folders(jobs: Sequence[Job], held: Mapping[RunFolder, RunConfig], 
     return placed
 
 
-def _runs_there(workdir: Path) -> dict[RunFolder, RunConfig]:
+def _readable_runs(workdir: Path) -> dict[RunFolder, RunConfig]:
     """Return the runs in `workdir` whose settings can be read, whatever their folders are called."""
-    found = {}
+    runs = {}
     with contextlib.suppress(OSError):  # writing there says why a folder cannot be read
         for path in sorted(workdir.glob("*/config.json")):
             with contextlib.suppress(PosxError):
                 folder = RunFolder(path.parent)
-                found[folder] = folder.read_config()
-    return found
+                runs[folder] = folder.read_config()
+    return runs
 
 
 def preview(jobs: Sequence[Job], values: Mapping[str, Any]) -> str:
@@ -146,8 +148,8 @@ def preview(jobs: Sequence[Job], values: Mapping[str, Any]) -> str:
     """
     schedule, on, cpus = LocalEngine(jobs, values["jobs"]).schedule, values["on"].partition(":")[0], values["cpus"]
     width = cpus if on else schedule.width
-    varying = varying_of([job.point for job in jobs])
-    rows = [row for job in jobs for row in job.folder.logged()]
+    varying = varying_settings([job.point for job in jobs])
+    rows = [row for job in jobs for row in job.folder.logged_rows()]
     share = _median([row.get("mfu") for row in rows])
     start = _median([row["start"].get("seconds") for row in rows if isinstance(row.get("start"), dict)]) or START
     # One measurement for all runs. It is not stored, as the machine may be busy now.
@@ -159,11 +161,11 @@ def preview(jobs: Sequence[Job], values: Mapping[str, Any]) -> str:
         cost = job.cost._replace(speed=(share or USUAL_SHARE) * flops / schedule.cores, start=start)
         part = job.part()
         left[job.name] = cost.seconds(width, 1 - part) if part < 1 else 0.0
-        time = duration(cost.seconds(width)) + " and evaluation" * (job.expected.eval_flops is None)
+        time = duration(cost.seconds(width)) + " and evaluation" * (job.expected_cost.eval_flops is None)
         encodings = ", ".join(dict.fromkeys(map(spec_text, job.run.layers)))
         table.append([
-            job.name, *(text_of(s, job.point[s]) for s in varying), encodings, f"{job.expected.num_params:,}",
-            size(job.expected.memory), time, _state(job, part),
+            job.name, *(setting_text(s, job.point[s]) for s in varying), encodings, f"{job.expected_cost.num_params:,}",
+            size(job.expected_cost.memory), time, _state(job, part),
         ])  # fmt: skip
     in_order = sorted(jobs, key=lambda job: job.cost.order)
     told = f"{duration(schedule.wall_seconds(left[job.name] for job in in_order))} left, {schedule}"
@@ -171,7 +173,7 @@ def preview(jobs: Sequence[Job], values: Mapping[str, Any]) -> str:
         each = one_or_more(cpus, "CPU")
         told = f"{duration(sum(left.values()))} of work left on {each} a run; {on} decides how many train at once"
     return "\n".join([
-        *aligned(table), "",
+        *align_columns(table), "",
         f"{len(jobs)} runs, {sum(not seconds for seconds in left.values())} of them finished; about {told}",
         f"The times assume a start of {start:.0f} s, then {share or USUAL_SHARE:.0%} of the speed of matrix products "
         f"on this machine{', as measured in runs here' if share else '. No run here has measured them yet'}.",
@@ -182,9 +184,9 @@ def status(jobs: Sequence[Job], workdir: Path) -> str:
     """Return the table of each run's progress, the process that works on it, and the state of its SLURM job."""
     queued: Mapping[str, tuple[str, str]] = {}
     if workdir.exists():
-        from posx.lab.sweeps.engines.slurm import jobs_of  # for a folder that may hold jobs
+        from posx.lab.sweeps.engines.slurm import submitted_jobs  # for a folder that may hold jobs
 
-        queued = jobs_of(workdir)
+        queued = submitted_jobs(workdir)
     table, ended = [["run", "is", "at work", "job"]], 0
     for job in jobs:
         part = job.part()
@@ -192,7 +194,7 @@ def status(jobs: Sequence[Job], workdir: Path) -> str:
         at_work = "" if job.is_new else holder(job.folder.path / ".lock")
         table.append([job.name, state, at_work, " ".join(queued.get(job.name, ()))])
         ended += part == 1
-    return "\n".join([*aligned(table), "", f"{ended} of {len(jobs)} runs are finished"])
+    return "\n".join([*align_columns(table), "", f"{ended} of {len(jobs)} runs are finished"])
 
 
 def _median(measured: Sequence[Any]) -> float | None:
@@ -205,13 +207,13 @@ def _state(job: Job, part: float) -> str:
     """Return the progress of a run, of which `part` is finished, or its damage."""
     if part == 1:
         return "finished"
-    if found := job.damages():
-        more = f" and {len(found) - 1} more" if found[1:] else ""
-        return f"damaged: {found[0].path.name}: {found[0].problem}{more}"
+    if damages := job.damages():
+        more = f" and {len(damages) - 1} more" if damages[1:] else ""
+        return f"damaged: {damages[0].path.name}: {damages[0].problem}{more}"
     return f"{part:.0%} done" if job.folder.config_file.exists() else "new"
 
 
-def aligned(table: Sequence[Sequence[str]]) -> list[str]:
+def align_columns(table: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a table, with columns of equal width."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]

@@ -123,11 +123,11 @@ def choose(costs: Sequence[Cost], cores: int, memory: float, jobs: int = 0) -> S
     short = f"as {one_or_more(most, 'run')} fit into {memory / 1e9:.1f} GB" if most < min(cores, len(costs)) else ""
     ordered = sorted(costs, key=lambda cost: cost.order)
 
-    def on_equal_parts(at_once: int) -> Schedule:
+    def equal_schedule(at_once: int) -> Schedule:
         return Schedule(cores, at_once, max(1, cores // at_once), "" if jobs else short)
 
     def wall_seconds(schedule: Schedule) -> float:
         return round(schedule.wall_seconds(cost.seconds(schedule.width) for cost in ordered), 3)
 
     numbers = [min(jobs, len(costs))] if jobs else range(min(2 * cores, len(costs), most), 0, -1)
-    return min(map(on_equal_parts, numbers), key=wall_seconds) if costs else on_equal_parts(1)
+    return min(map(equal_schedule, numbers), key=wall_seconds) if costs else equal_schedule(1)

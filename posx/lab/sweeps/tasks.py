@@ -16,13 +16,13 @@ from posx.lab.config import RunConfig
 from posx.lab.files import lines
 from posx.lab.files.atomic import write_json
 from posx.lab.files.checksums import with_checksum
-from posx.lab.files.rows import result_of
+from posx.lab.files.rows import result_text
 from posx.lab.runs.cost import STARTING
 from posx.lab.runs.damage import Damage, damages
-from posx.lab.runs.describe import Expected, expected, row_flops
+from posx.lab.runs.describe import Expected, expected_cost, row_flops
 from posx.lab.runs.folder import RunFolder
 from posx.lab.runs.requests import Request
-from posx.lab.runs.text import at_hand
+from posx.lab.runs.text import with_saved_tokenizer
 from posx.lab.sweeps.axes import Point
 from posx.lab.sweeps.schedule import CORE_SPEED, START, Cost
 
@@ -31,8 +31,8 @@ from posx.lab.sweeps.schedule import CORE_SPEED, START, Cost
 class _Task:
     """Work on the folder of a run. It logs to `log.txt` there, and prints results to its `output` if it has one.
 
-    Each kind of task has a `cost`, and `hand_over` writes its settings for a worker. Its `progress` is the finished
-    part, below 1 until it ends. `state` describes the running task in a few words, `outcome` its result.
+    Each kind of task has a `cost`, and `prepare_worker` writes its settings for a worker. Its `progress` is the
+    finished part, below 1 until it ends. `state` describes the running task in a few words, `outcome` its result.
     """
 
     run: RunConfig
@@ -44,15 +44,15 @@ class _Task:
         return self.folder.path.name
 
     @functools.cached_property
-    def expected(self) -> Expected:
+    def expected_cost(self) -> Expected:
         """The cost of the whole run, whose tokenizer its folder may hold. Raises PosxError if it is not known."""
-        return expected(at_hand(self.folder, self.run))
+        return expected_cost(with_saved_tokenizer(self.folder, self.run))
 
     @functools.cached_property
     def _row_flops(self) -> dict[tuple[str, int], float]:
         """The operations behind each required row, by protocol and length; none if the folder does not tell them."""
         with contextlib.suppress(PosxError):
-            return row_flops(at_hand(self.folder, self.run))
+            return row_flops(with_saved_tokenizer(self.folder, self.run))
         return {}
 
     def part_of_rows(self, before: int = 0) -> float:
@@ -60,12 +60,12 @@ class _Task:
 
         The first `before` rows are not computed again, so they do not count.
         """
-        rows, weights = self.folder.measured(), self._row_flops
-        done = sum(weights.get(row, 0.0) for row in self._answered(rows[before:]))
-        left = sum(flops for row, flops in weights.items() if row not in self._answered(rows))
+        rows, weights = self.folder.measured_rows(), self._row_flops
+        done = sum(weights.get(row, 0.0) for row in self._answered_rows(rows[before:]))
+        left = sum(flops for row, flops in weights.items() if row not in self._answered_rows(rows))
         return done / (done + left) if done else 0.0
 
-    def _answered(self, rows: Sequence[Mapping[str, Any]]) -> set[tuple[str, int]]:
+    def _answered_rows(self, rows: Sequence[Mapping[str, Any]]) -> set[tuple[str, int]]:
         """Return the required rows, by protocol and length, that are among `rows` with as many targets."""
         wanted = {one.name: one.num_targets for one, _ in run_protocols(self.run.eval, self.run.train.length)}
         same = (row for row in rows if row.get("max_targets") == wanted.get(row["protocol"], -1))
@@ -81,11 +81,11 @@ class Job(_Task):
     @functools.cached_property
     def cost(self) -> Cost:
         train = self.run.train
-        found, rows = self.expected, train.batch_size // train.accumulation
-        work = found.slower * (found.flops + (found.eval_flops or 0.0))
-        return Cost(work, found.lengths, found.memory, train.steps, rows, train.seed)
+        expected, rows = self.expected_cost, train.batch_size // train.accumulation
+        work = expected.slower * (expected.flops + (expected.eval_flops or 0.0))
+        return Cost(work, expected.lengths, expected.memory, train.steps, rows, train.seed)
 
-    def hand_over(self) -> list[str]:
+    def prepare_worker(self) -> list[str]:
         """Write the settings of the run into its folder; return the arguments of its worker. Raises WorkdirError."""
         write_json(self.folder.asked_file, with_checksum(self.run.to_json()))
         self.folder.status_file.unlink(missing_ok=True)
@@ -100,9 +100,9 @@ class Job(_Task):
         """Return why the last process failed, "" if it did not."""
         return "" if self.is_new else self.folder.failure().removeprefix(f"{self.name}: ")
 
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Tell whether these settings were trained and evaluated to the end, and all files are whole."""
-        return self.folder.finished(self.run) and not self.damages()
+        return self.folder.is_finished(self.run) and not self.damages()
 
     def damages(self) -> list[Damage]:
         """Return the damage in the run's folder."""
@@ -110,8 +110,8 @@ class Job(_Task):
 
     def progress(self) -> float:
         """Return the finished part of the expected work after the start."""
-        steps = max((row["step"] for row in self.folder.logged()), default=0)
-        training = self.expected.slower * self.expected.flops / CORE_SPEED / (self.cost.seconds(1) - START)
+        steps = max((row["step"] for row in self.folder.logged_rows()), default=0)
+        training = self.expected_cost.slower * self.expected_cost.flops / CORE_SPEED / (self.cost.seconds(1) - START)
         trained = min(steps / self.run.train.steps, 1)
         return 0.99 * (training * trained + (1 - training) * self.part_of_rows())
 
@@ -119,13 +119,13 @@ class Job(_Task):
         """Return the finished part. 1 means that the run is finished."""
         if self.is_new:
             return 0.0
-        return 1.0 if self.finished() else self.progress()
+        return 1.0 if self.is_finished() else self.progress()
 
     def state(self) -> str:
-        rows = self.folder.measured()
+        rows = self.folder.measured_rows()
         if rows:
             return f"{self.name} evaluating {rows[-1]['protocol']} at {rows[-1]['eval_len']}"
-        last = self.folder.logged()[-1:]
+        last = self.folder.logged_rows()[-1:]
         if not last:
             return self.name
         loss = last[0].get("loss")
@@ -134,9 +134,9 @@ class Job(_Task):
 
     def outcome(self) -> str:
         """Return perplexities of the non-overlapping protocol at the shortest and the longest length."""
-        rows = {row["eval_len"]: row for row in self.folder.measured() if row["protocol"] == Nonoverlapping.name}
+        rows = {row["eval_len"]: row for row in self.folder.measured_rows() if row["protocol"] == Nonoverlapping.name}
         ends = sorted({min(rows), max(rows)}) if rows else []
-        return ", ".join(f"{result_of(rows[length])} at {length}" for length in ends)
+        return ", ".join(f"{result_text(rows[length])} at {length}" for length in ends)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,16 +158,18 @@ class Evaluation(_Task):
     def cost(self) -> Cost:
         """The expected cost, 0 if the folder does not tell it. The process of the task then says what is missing."""
         with contextlib.suppress(PosxError):
-            found, stored = self.expected, self._answered(self.folder.measured())
+            expected, stored = self.expected_cost, self._answered_rows(self.folder.measured_rows())
             missing = {length: n for (name, length), n in self._row_flops.items() if n and (name, length) not in stored}
-            flops = sum(n for row, n in self._row_flops.items() if row not in stored and found.eval_flops is not None)
+            flops = sum(
+                n for row, n in self._row_flops.items() if row not in stored and expected.eval_flops is not None
+            )
             return Cost(
-                found.slower * flops, len(missing), found.memory, seed=self.run.train.seed, speed=self.speed,
+                expected.slower * flops, len(missing), expected.memory, seed=self.run.train.seed, speed=self.speed,
                 start=STARTING,
             )  # fmt: skip
         return Cost(0.0, 0, 0.0)
 
-    def hand_over(self) -> list[str]:
+    def prepare_worker(self) -> list[str]:
         """Write the request beside the output; return the arguments of its worker. Raises OSError."""
         file = Path(f"{self.output}.request")
         file.write_bytes(pickle.dumps(self.request))  # read by a child of this process, at once
@@ -175,15 +177,15 @@ class Evaluation(_Task):
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the measured rows, none if the task failed."""
-        return lines.read(self.output) if self.output else []
+        return lines.read_lines(self.output) if self.output else []
 
     def progress(self) -> float:
-        return 0.99 * self.part_of_rows(self._before)
+        return 0.99 * self.part_of_rows(self._first_count)
 
     @functools.cached_property
-    def _before(self) -> int:
+    def _first_count(self) -> int:
         """The number of rows at the first look."""
-        return len(self.folder.measured())
+        return len(self.folder.measured_rows())
 
     def state(self) -> str:
         return self.name

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from posx.errors import ConfigError, PartialFailure
 from posx.lab import interrupts
 from posx.lab.exits import exit_code, prepare_process
-from posx.lab.files.atomic import finite
+from posx.lab.files.atomic import finite_json
 from posx.lab.files.rows import failures
 from posx.machine.guard import start_devices
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from posx.lab.runs.folder import RunFolder
 
 
-def main(argv: Sequence[str]) -> int:
+def run_worker(argv: Sequence[str]) -> int:
     """Run the task of [FOLDER] or [FOLDER, REQUEST] and return its exit code. --debug shows tracebacks."""
     interrupts.end_with_stdin()
     words = [word for word in argv if word != "--debug"]
@@ -38,7 +38,7 @@ def _run(folder: Path, request: Path | None = None) -> int:
     from posx.lab.runs.folder import RunFolder
     from posx.machine.devices import use_every_core
 
-    use_every_core(1 if request else environment.devices_of(RunFolder(folder)) or 1)
+    use_every_core(1 if request else environment.started_devices(RunFolder(folder)) or 1)
     if request:
         _evaluate(request)
     else:
@@ -63,10 +63,10 @@ def _evaluate(file: Path) -> None:
 
     rows = evaluate_request(pickle.loads(file.read_bytes()))
     for row in rows:
-        print(json.dumps(finite(row)))
+        print(json.dumps(finite_json(row)))
     if problems := failures(rows):
         raise PartialFailure(f"{'; '.join(problems)} (docs/guides/troubleshooting.md)")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_worker(sys.argv[1:]))

@@ -1,5 +1,5 @@
 """Training: optimizer and schedule, the pure step, the loop, checkpoints."""
 
-from posx.lazy import modules_of
+from posx.lazy import module_getter
 
-__getattr__ = modules_of(__name__)
+__getattr__ = module_getter(__name__)

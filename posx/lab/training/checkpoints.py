@@ -57,12 +57,12 @@ class Checkpoints:
     def save(self, step: int, state: Tree) -> None:
         """Write `state` as `step`, then remove all but the newest `keep`. Raises OutOfMemoryError, WorkdirError."""
         arrays = flatten(state)
-        processes.on_first(lambda: self._tried(step, self._make_room, step))
-        self._tried(step, self._write, step, arrays)
+        processes.on_first(lambda: self._try_part(step, self._make_room, step))
+        self._try_part(step, self._write, step, arrays)
         facts = {name: _facts(array, _is_sharded(array)) for name, array in arrays.items()}
-        processes.on_first(lambda: self._tried(step, self._finish, step, facts))
+        processes.on_first(lambda: self._try_part(step, self._finish, step, facts))
 
-    def _tried(self, step: int, part: Callable[..., object], *arguments: Any) -> None:
+    def _try_part(self, step: int, part: Callable[..., object], *arguments: Any) -> None:
         """Call a part of a save. Its errors become those of posx, with the path that was to be written."""
         target = self.folder / str(step)
         try:
@@ -81,19 +81,19 @@ class Checkpoints:
 
     def _make_room(self, step: int) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        manifests.path_of(self.folder, step).unlink(missing_ok=True)  # a damaged step that was passed over
+        manifests.manifest_path(self.folder, step).unlink(missing_ok=True)  # a damaged step that was passed over
         self._sweep()
 
     def _write(self, step: int, arrays: dict[str, Any]) -> None:
-        with interrupts.deferred(), _one_error_is_enough(), ocp.PyTreeCheckpointer() as checkpointer:
+        with interrupts.defer_signals(), _one_error_is_enough(), ocp.PyTreeCheckpointer() as checkpointer:
             checkpointer.save(self.folder / str(step), arrays)
 
     def _finish(self, step: int, arrays: dict[str, Any]) -> None:
         """Write the manifest, with which the step exists, and remove later and older steps."""
-        manifests.write(self.folder, step, self.run, arrays)
+        manifests.write_manifest(self.folder, step, self.run, arrays)
         until_now = [other for other in manifests.steps(self.folder) if other <= step]  # later ones are damaged
         for other in set(manifests.steps(self.folder)).difference(until_now[-self.keep :]):
-            manifests.path_of(self.folder, other).unlink()
+            manifests.manifest_path(self.folder, other).unlink()
         self._sweep()
 
     def _sweep(self) -> None:
@@ -125,23 +125,23 @@ class Checkpoints:
                 damaged.append(f"checkpoint {step} in {self.folder} is damaged ({error}) and was skipped")
                 notice(damaged[-1])
                 continue
-            leaves = [_placed(arrays[name], leaf) for name, leaf in wanted.items()]
+            leaves = [_place(arrays[name], leaf) for name, leaf in wanted.items()]
             return step, jax.tree.unflatten(jax.tree.structure(abstract), leaves)
         if damaged:
             every = "; ".join(damaged)
-            raise processes.alike(
+            raise processes.mark_alike(
                 WorkdirError(f"{every}. No good checkpoint is left. Use another --workdir to start again.")
             )
         return None
 
     def _read(self, step: int, wanted: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read the arrays of a step, and the saved facts of those that are sharded. All others are verified."""
-        manifest = manifests.read(self.folder, step)
+        manifest = manifests.read_manifest(self.folder, step)
         saved = manifest["arrays"]
         problems = _differences(saved, wanted)
         # Only a manifest that matches all its arrays proves that the model differs. Otherwise the manifest is damaged.
         names = saved if problems else wanted
-        args = {name: _restored_as(saved[name], None if problems else wanted[name]) for name in names}
+        args = {name: _restore_args(saved[name], None if problems else wanted[name]) for name in names}
         try:
             with _one_error_is_enough(), _reader() as checkpointer:
                 asked = ocp.args.PyTreeRestore(dict.fromkeys(names, 0), restore_args=args, partial_restore=True)
@@ -149,8 +149,8 @@ class Checkpoints:
         except Exception as error:  # Orbax reports damage with whatever its storage layers raise.
             raise Damaged(_first_line(error)) from None
         sharded = {name: saved[name] for name in names if _is_sharded(arrays.get(name))}
-        found = {name: _facts(x, "sum" in saved[name]) for name, x in arrays.items() if name not in sharded}
-        _check(found, {name: saved[name] for name in names if name not in sharded})
+        read_facts = {name: _facts(x, "sum" in saved[name]) for name, x in arrays.items() if name not in sharded}
+        _check(read_facts, {name: saved[name] for name in names if name not in sharded})
         if problems:
             raise WorkdirError(
                 f"checkpoint {step} in {self.folder} is of another model: {'; '.join(sorted(problems)[:4])}"
@@ -168,9 +168,9 @@ def _one_error_is_enough() -> Iterator[None]:
     """Hide the errors that pending tasks report after a failed save or restore, however late they come."""
     shown, raised = sys.unraisablehook, sys.excepthook
 
-    def unraisable(found: Any) -> None:
-        if not str(found.exc_value).startswith(_FOLLOWING):
-            shown(found)
+    def unraisable(report: Any) -> None:
+        if not str(report.exc_value).startswith(_FOLLOWING):
+            shown(report)
 
     def uncaught(kind: Any, error: Any, place: Any) -> None:  # TensorStore's threads end here
         if not str(error).startswith(_FOLLOWING):
@@ -208,16 +208,16 @@ def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[st
     trees = {name.partition(".")[0] for name in wanted}
     problems = [f"{name} is missing" for name in wanted if name not in saved]
     problems += [f"{name} is unknown" for name in saved if name not in wanted and name.partition(".")[0] in trees]
-    have = {name: _named(**facts) for name, facts in saved.items()}
-    want = {name: _named(leaf.shape, leaf.dtype) for name, leaf in wanted.items()}
+    have = {name: _array_text(**facts) for name, facts in saved.items()}
+    want = {name: _array_text(leaf.shape, leaf.dtype) for name, leaf in wanted.items()}
     return problems + [f"{n} is {have[n]}, not {want[n]}" for n in have.keys() & want if have[n] != want[n]]
 
 
-def _named(shape: Any, dtype: Any, **digests: str) -> str:
+def _array_text(shape: Any, dtype: Any, **digests: str) -> str:
     return f"{dtype}{list(shape)}"
 
 
-def _restored_as(saved: Mapping[str, Any], wanted: Any) -> ocp.RestoreArgs:
+def _restore_args(saved: Mapping[str, Any], wanted: Any) -> ocp.RestoreArgs:
     """Return how to read an array: sharded if wanted and saved so, else whole, as its digest is of the whole."""
     sharding = getattr(wanted, "sharding", None)
     if sharding is None or "sum" not in saved:
@@ -225,7 +225,7 @@ def _restored_as(saved: Mapping[str, Any], wanted: Any) -> ocp.RestoreArgs:
     return ocp.ArrayRestoreArgs(sharding=sharding, global_shape=wanted.shape, dtype=wanted.dtype)
 
 
-def _placed(array: Any, wanted: Any) -> Any:
+def _place(array: Any, wanted: Any) -> Any:
     """Shard an array that was read whole, if it is wanted so."""
     sharding = getattr(wanted, "sharding", None)
     if sharding is None or isinstance(array, jax.Array):
@@ -238,9 +238,9 @@ def _first_line(error: BaseException) -> str:
     return (lines[0] if lines else type(error).__name__)[:200]
 
 
-def _check(found: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+def _check(read_facts: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     for name, facts in saved.items():
-        if found.get(name) != facts:
+        if read_facts.get(name) != facts:
             raise Damaged(f"{name} does not match its digest")
 
 
@@ -250,11 +250,11 @@ def _is_sharded(array: Any) -> bool:
 
 def _facts(array: Any, by_sum: bool) -> dict[str, Any]:
     """Return shape, type and digest of an array. All processes call it for a sharded one, which has a `sum`."""
-    digest = {"sum": _sum(array)} if by_sum else {"sha256": sha256_of(array)}
+    digest = {"sum": _sum(array)} if by_sum else {"sha256": array_sha256(array)}
     return {"shape": list(array.shape), "dtype": str(array.dtype), **digest}
 
 
-def sha256_of(array: np.ndarray) -> str:
+def array_sha256(array: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
@@ -271,10 +271,10 @@ def _sums(array: jax.Array) -> jax.Array:
     strides = (math.prod(array.shape[axis + 1 :]) % 2**32 for axis in range(array.ndim))
     place = sum((axis * jnp.uint32(stride) for axis, stride in zip(axes, strides, strict=True)), jnp.zeros_like(bits))
 
-    def mixed(x: jax.Array) -> jax.Array:
+    def mix(x: jax.Array) -> jax.Array:
         x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
         x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
         return x ^ (x >> 16)
 
-    terms = (mixed(bits ^ mixed(place ^ jnp.uint32(seed))) for seed in (0x9E3779B9, 0x7F4A7C15))
+    terms = (mix(bits ^ mix(place ^ jnp.uint32(seed))) for seed in (0x9E3779B9, 0x7F4A7C15))
     return jnp.stack([jnp.sum(term, dtype=jnp.uint32) for term in terms])

@@ -23,7 +23,7 @@ from posx.errors import ConfigError
 from posx.lab.config import TrainConfig
 from posx.lab.model import Model
 from posx.lab.training.step import Metrics, State, init_state, train_steps
-from posx.machine.devices import DATA, MODEL, mesh, mesh_of, on_devices
+from posx.machine.devices import DATA, MODEL, mesh, parse_mesh, replicate
 
 #: The rows `rows` of the batches of some steps: int32 [n, rows, t + 1].
 Batches = Callable[[slice], np.ndarray]
@@ -84,15 +84,15 @@ class Layout:
         if self.model:
             return state
         if not self.is_global:
-            return on_devices(state, self.num_devices)
+            return replicate(state, self.num_devices)
         whole = NamedSharding(self.mesh, PartitionSpec())
         return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, whole, np.asarray(x).__getitem__), state)
 
     def abstract(self, model: Model, config: TrainConfig) -> State:
         """Return shapes and types of the state, with the shardings of its parts."""
-        return self.placed(jax.eval_shape(lambda: init_state(model, config)))
+        return self.place(jax.eval_shape(lambda: init_state(model, config)))
 
-    def placed(self, abstract: Any) -> Any:
+    def place(self, abstract: Any) -> Any:
         """Return shapes and types of parameters, or of a state, with the shardings of their parts."""
 
         def one(path: tuple[Any, ...], leaf: Any) -> Any:
@@ -117,11 +117,13 @@ class Layout:
         if not self.model:
             return train_steps(model, config, state, tokens, count, self.num_devices, rates)
         with jax.set_mesh(self.mesh):
-            return program(self, model, config, rates)(state, tokens, count)
+            return train_program(self, model, config, rates)(state, tokens, count)
 
 
 @functools.cache
-def program(layout: Layout, model: Model, config: TrainConfig, rates: Rates) -> Callable[..., tuple[State, Metrics]]:
+def train_program(
+    layout: Layout, model: Model, config: TrainConfig, rates: Rates
+) -> Callable[..., tuple[State, Metrics]]:
     """Compile `train_steps` so that the state keeps its shardings."""
     state = jax.tree.map(lambda leaf: leaf.sharding, layout.abstract(model, config))
     whole = NamedSharding(layout.mesh, PartitionSpec())
@@ -149,12 +151,12 @@ def agreement(layout: Layout) -> Callable[[bool], bool]:
     raised = jax.jit(jnp.any, out_shardings=whole)
     before: list[Any] = [False]
 
-    def agreed(flag: bool) -> bool:
+    def agree(flag: bool) -> bool:
         flags = jax.make_array_from_callback((layout.num_devices,), every, lambda _: np.array([flag]))
         before.append(raised(flags))
         return bool(before.pop(0))
 
-    return agreed
+    return agree
 
 
 def spec(path: tuple[Any, ...], shape: tuple[int, ...], sizes: dict[str, int]) -> PartitionSpec:
@@ -186,7 +188,7 @@ def asked_layout(text: str, rows: int, key_heads: int) -> Layout:
                 f"{devices} devices must divide the {rows} rows of a part of a batch. Use one of {_divisors(rows)}."
             )
         return Layout(devices)
-    data, model = mesh_of(text)
+    data, model = parse_mesh(text)
     if data * model > devices or (data * model < devices and several):
         raise ConfigError(f"--mesh={data}x{model} needs {data * model} devices, but there are {devices}.")
     check_mesh(data, model, rows, key_heads)

@@ -69,7 +69,7 @@ def train(
     config, rates, name = run.train, run.rates, folder.path.name
     checkpoints = Checkpoints(folder.checkpoints, config.keep_checkpoints, run.hash)
     with _memory_errors(name, config.accumulation), Meter(name, config.steps) as meter:
-        meter.waiting("compiling", folder.usual_start())
+        meter.show_waiting("compiling", folder.usual_start())
         restored = checkpoints.restore(layout.abstract(model, config), notice=say)
         if restored is None:
             state = layout.init(model, config)
@@ -84,10 +84,10 @@ def train(
             return state
         log, stops = MetricsLog(run, model, folder, start), agreement(layout)
         shape = (config.dispatch_steps, config.batch_size, config.length + 1)
-        with interrupts.saved_first(), log, Watchdog(folder.path, config.dispatch_steps) as watchdog:
+        with interrupts.save_first(), log, Watchdog(folder.path, config.dispatch_steps) as watchdog:
             for steps in dispatches(config, start):
-                interrupts.check()
-                if stops(interrupts.terminated() or interrupts.interrupted()):
+                interrupts.raise_pending()
+                if stops(interrupts.was_terminated() or interrupts.was_interrupted()):
                     _save_and_stop(checkpoints, state, folder, steps.start, log)
                 tokens = layout.tokens(shape, functools.partial(_batches, dataset, config, steps))
                 state, metrics = layout.steps(model, config, state, tokens, len(steps), rates)
@@ -112,7 +112,7 @@ def _save_and_stop(checkpoints: Checkpoints, state: State, folder: RunFolder, st
         log.write(step)
     if step and step not in checkpoints.steps():
         checkpoints.save(step, _finite(state, folder, step))
-    error = Interrupted if interrupts.interrupted() else Stopped
+    error = Interrupted if interrupts.was_interrupted() else Stopped
     raise error(f"{folder.path.name}: stopped and saved at step {step}")
 
 
@@ -166,7 +166,7 @@ def _finite(state: State, folder: RunFolder, step: int) -> State:
     else:
         finite = bool(jax.jit(lambda arrays: jnp.stack([jnp.isfinite(x).all() for x in arrays]).all())(params))
     if not finite:
-        raise diverged(folder, f"a parameter is not finite after step {step}")
+        raise divergence_error(folder, f"a parameter is not finite after step {step}")
     return state
 
 
@@ -180,7 +180,7 @@ class MetricsLog:
         self.flops_per_token = flops_per_token(model, run.train.length)
         place, dtype = cache_folder(run.data) / "machine", run.model.dtype
         self.ceiling = machine_ceiling(place, dtype) if folder.is_written else math.nan  # `logged` waits for it
-        self.attempt = 1 + max((row["attempt"] for row in folder.logged()), default=0)
+        self.attempt = 1 + max((row["attempt"] for row in folder.logged_rows()), default=0)
         self.clock = 0.0  # set when the first step has compiled
         self.start: dict[str, Any] = {}  # goes into the first row
 
@@ -192,7 +192,7 @@ class MetricsLog:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        with interrupts.deferred():  # its writer has a thread and a lock: interrupted between them, it would hang
+        with interrupts.defer_signals():  # its writer has a thread and a lock: interrupted between them, it would hang
             close_board(self.board)
 
     def add(self, metrics: Metrics, count: int) -> None:
@@ -221,7 +221,7 @@ class MetricsLog:
             first = int(bad.argmax())
             loss, norm, at = losses[first], norms[first], self.last_step + first + 1
             self._append({"step": at, "loss": loss, "grad_norm": norm, "attempt": self.attempt})
-            raise diverged(self.folder, f"loss {loss}, gradient norm {norm} at step {at}")
+            raise divergence_error(self.folder, f"loss {loss}, gradient norm {norm} at step {at}")
         row = self._row(step, losses, norms) | self.start
         self._append(row)
         self.pending, self.start, self.last_step = [], {}, step
@@ -231,7 +231,7 @@ class MetricsLog:
 
     def _append(self, row: dict[str, Any]) -> None:
         self.folder.append(self.folder.metrics_file, row | {"hash": self.run.hash})
-        with interrupts.deferred():
+        with interrupts.defer_signals():
             for name in SHOWN:
                 if row.get(name) is not None and math.isfinite(row[name]):  # else tensorboardX prints a warning
                     self.board.add_scalar(name, row[name], row["step"])
@@ -256,7 +256,7 @@ class MetricsLog:
         }
 
 
-def diverged(folder: RunFolder, what: str) -> NonFiniteError:
+def divergence_error(folder: RunFolder, what: str) -> NonFiniteError:
     """Return the error of a run that diverged, with the checkpoint that is left and the settings to change."""
     steps = Checkpoints(folder.checkpoints).steps()
     kept = f"; the checkpoint of step {steps[-1]} is kept" if steps else ""

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from posx.encodings.rates import Rate, Rates, rates_of_layers
+from posx.encodings.rates import Rate, Rates, layer_rates
 from posx.lab.config import TrainConfig
 from posx.lab.layers import sequential
 from posx.lab.model import Model, layer_name, shared_name
-from posx.machine.devices import DATA, on_each
-from posx.machine.platforms import products_in
+from posx.machine.devices import DATA, map_devices
+from posx.machine.platforms import product_precision
 
 State = dict[str, Any]
 Metrics = dict[str, jax.Array]
@@ -58,13 +58,13 @@ def train_step(
     params, numbered = state["params"], (jnp.arange(tokens.shape[0]), tokens)
 
     def average(whole: tuple[Any, jax.Array], numbered: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any]:
-        found = _gradients(model, config, whole, numbered)
+        result = _gradients(model, config, whole, numbered)
         if num_devices == 1:
-            return found
-        flat, joined = ravel_pytree(found)  # one array, so that devices synchronise once
+            return result
+        flat, joined = ravel_pytree(result)  # one array, so that devices synchronise once
         return joined(jax.lax.pmean(flat, DATA))
 
-    value, grads = on_each(average, num_devices)((params, state["step"]), numbered)
+    value, grads = map_devices(average, num_devices)((params, state["step"]), numbered)
     with jax.named_scope("optimizer"):
         updates, opt_state = make_optimizer(config, model, rates).update(grads, state["opt_state"], params)
         new = {"params": optax.apply_updates(params, updates), "opt_state": opt_state, "step": state["step"] + 1}
@@ -84,7 +84,7 @@ def _gradients(
             rng = jax.random.fold_in(jax.random.split(jax.random.key(config.seed), 3)[2], step)
             rng = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(rng, numbers)
         call = functools.partial(loss, model, tokens=rows, dropout_rng=rng, executor=config.executor)
-        with products_in(config.precision):
+        with product_precision(config.precision):
             return jax.value_and_grad(call)(params)
 
     if config.accumulation == 1:
@@ -139,7 +139,7 @@ def make_optimizer(config: TrainConfig, model: Model, rates: Rates | None = None
     A multiplier acts on Adam's step. Clipping comes before, weight decay after, at the model's learning rate for all.
     """
     if rates is None:
-        rates = rates_of_layers(model.encodings, model.dims, config.position_lr_multiplier)
+        rates = layer_rates(model.encodings, model.dims, config.position_lr_multiplier)
     positions = _positions(model, rates)
 
     def rate(path: tuple[Any, ...]) -> Rate | None:
@@ -152,7 +152,7 @@ def make_optimizer(config: TrainConfig, model: Model, rates: Rates | None = None
         own = rate(path)
         return leaf.ndim == 2 if own is None else own.decays
 
-    def scaled(path: tuple[Any, ...], step: jax.Array) -> jax.Array:
+    def scale(path: tuple[Any, ...], step: jax.Array) -> jax.Array:
         own = rate(path)
         return step if own is None or own.lr_multiplier == 1 else own.lr_multiplier * step
 
@@ -160,7 +160,7 @@ def make_optimizer(config: TrainConfig, model: Model, rates: Rates | None = None
 
     def update(grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
         steps, state = adam.update(grads, state, params)
-        return jax.tree_util.tree_map_with_path(scaled, steps), state
+        return jax.tree_util.tree_map_with_path(scale, steps), state
 
     # AdamW, whose state checkpoints hold, with the multipliers between its first and its second part.
     adamw = optax.chain(
@@ -173,12 +173,14 @@ def make_optimizer(config: TrainConfig, model: Model, rates: Rates | None = None
 
 def _positions(model: Model, rates: Rates) -> dict[tuple[str, ...], Rate]:
     """Return the rate of each position parameter by its path. Layers share parameters at the rate of the first."""
-    found: dict[tuple[str, ...], Rate] = {}
+    position_rates: dict[tuple[str, ...], Rate] = {}
     for n, (encoding, own) in enumerate(zip(model.encodings, rates, strict=True)):
         once, layer = ("shared", shared_name(model.distinct.index(encoding))), ("layers", layer_name(n))
         for name, rate in own:
-            found.setdefault((*(once if name in encoding.shared else (*layer, "attention", "position")), name), rate)
-    return found
+            position_rates.setdefault(
+                (*(once if name in encoding.shared else (*layer, "attention", "position")), name), rate
+            )
+    return position_rates
 
 
 def flops_per_token(model: Model, length: int) -> float:

@@ -37,8 +37,8 @@ def watched(monkeypatch, module) -> Seen:
             seen.total = self.total
             return super().__enter__()
 
-        def waiting(self, what, seconds=None):
-            super().waiting(what, seconds)
+        def show_waiting(self, what, seconds=None):
+            super().show_waiting(what, seconds)
             seen.append((what, self.done))
 
         def update(self, done, facts):

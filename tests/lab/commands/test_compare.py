@@ -15,7 +15,7 @@ from posx.evaluation import paired_extrapolation
 from posx.evaluation.differences import loss_difference
 from posx.evaluation.statistics import BLOCK_LEN
 from posx.lab import plots
-from posx.lab.plots.verdicts import shown_p
+from posx.lab.plots.verdicts import p_text
 from posx.lab.report.content import content
 from posx.lab.results.table import read_results
 from tests import tiny
@@ -197,7 +197,7 @@ def test_order_of_runs_does_not_decide_an_interval(capsys, tmp_path):
 
 def test_words_print_no_value_on_the_other_side(capsys, tmp_path):
     """A p-value just below 0.05 is not printed as 0.05, nor a ratio of e^-12 as 0."""
-    assert [shown_p(p) for p in (0.0497, 0.05, 0.0503, 0.04999996, 0.0, 1e-14)] == [
+    assert [p_text(p) for p in (0.0497, 0.05, 0.0503, 0.04999996, 0.0, 1e-14)] == [
         "0.0497", "0.05", "0.05", "0.04999996", "0", "1e-14",
     ]  # fmt: skip
     paths = [put(tmp_path, "alibi"), put(tmp_path, "rope", shift=0.007214555740356444)]

@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import pytest
 
 from posx import attention
-from posx.contract import abstract_params, acting
+from posx.contract import abstract_params, acting_hooks
 from posx.encodings import ENCODINGS, build
 from posx.lab import cli
 from posx.lab.commands import checks
-from posx.machine.platforms import traced_for
+from posx.machine.platforms import trace_platform
 from tests import tiny
 
 
@@ -30,9 +30,9 @@ def test_doctor_names_the_facts_and_checks_every_encoding(capsys, monkeypatch):
 
 
 def test_the_self_test_uses_every_hook_of_the_catalogue():
-    names = checks.tried()
-    hooks = {hook for name in ENCODINGS for hook in acting(build(name, checks.DIMS))}
-    assert hooks == {hook for encoding in names.values() for hook in acting(encoding)}
+    names = checks.subjects()
+    hooks = {hook for name in ENCODINGS for hook in acting_hooks(build(name, checks.DIMS))}
+    assert hooks == {hook for encoding in names.values() for hook in acting_hooks(encoding)}
     assert max(map(len, ENCODINGS)) + len("attention, ") < checks.WIDTH
 
 
@@ -70,7 +70,7 @@ def test_no_check_begins_that_would_end_late(capsys, monkeypatch):
     now = iter([0.0, 0.0, 1.0, 1.0, 7.0, 7.0])
     monkeypatch.setattr(checks.time, "monotonic", lambda: next(now))
     monkeypatch.setattr(checks, "usable_cores", lambda: (0,))
-    monkeypatch.setattr(checks, "facts", list)
+    monkeypatch.setattr(checks, "machine_facts", list)
     monkeypatch.setattr(checks, "LIMIT", 8.0)
     monkeypatch.setattr(checks, "checks", lambda: [(name, lambda: (True, "right")) for name in ("one", "two", "three")])
     checks.run_doctor({"dry_run": False}, None)
@@ -82,7 +82,7 @@ def test_every_core_runs_a_check_and_lines_keep_their_order(capsys, monkeypatch)
     """Each check waits for the other. With one core they would fail."""
     both = threading.Barrier(2, timeout=9)
     monkeypatch.setattr(checks, "usable_cores", lambda: (0, 1))
-    monkeypatch.setattr(checks, "facts", list)
+    monkeypatch.setattr(checks, "machine_facts", list)
     monkeypatch.setattr(checks, "checks", lambda: [(name, lambda: (both.wait() < 2, "met")) for name in ("one", "two")])
     checks.run_doctor({"dry_run": False}, None)
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["one", "two", "all"]
@@ -90,21 +90,21 @@ def test_every_core_runs_a_check_and_lines_keep_their_order(capsys, monkeypatch)
 
 def test_a_gpu_is_asked_for_both_kernels():
     served = {"alibi": {"fused", "kernel"}, "deberta": set()}
-    with traced_for("cuda"):
+    with trace_platform("cuda"):
         names = [name for name, _ in checks.checks()]
         assert names[3:5] == ["attention, cuDNN in bfloat16", "attention, kernel in bfloat16"]
         for name, kernels in served.items():
             encoding = build(name, checks.DIMS)
-            found = checks.executors_for(encoding, abstract_params(encoding, checks.DIMS))
+            found = checks.serving_executors(encoding, abstract_params(encoding, checks.DIMS))
             assert found.keys() == {"dense", "blockwise"} | kernels
 
 
 def test_the_check_of_16_bits_sees_a_wrong_gradient(monkeypatch):
-    right, detail = checks._in_bfloat16("fused", "t5")
+    right, detail = checks._compare_bfloat16("fused", "t5")
     assert right and detail.startswith("t5 dk, t5 dq, t5 dtable, t5 dv, t5 outputs: differs by at most")
     serves = attention.EXECUTORS["fused"]
     monkeypatch.setitem(attention.EXECUTORS, "fused", lambda *a, **o: serves(*a, **o) * 1.25)
-    assert not checks._in_bfloat16("fused", "t5")[0]
+    assert not checks._compare_bfloat16("fused", "t5")[0]
 
 
 def test_it_is_a_command_without_settings(capsys):

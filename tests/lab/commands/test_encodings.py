@@ -54,7 +54,9 @@ def test_one_encoding_of_the_catalogue_with_its_picture(capsys, tmp_path):
 
 def test_an_encoding_of_a_run_is_shown_as_trained(capsys, workdir, monkeypatch):
     drawn = []
-    monkeypatch.setattr("posx.lab.plots.look.save", lambda made, figures, name: drawn.append((made, figures)) or [])
+    monkeypatch.setattr(
+        "posx.lab.plots.look.save_figure", lambda made, figures, name: drawn.append((made, figures)) or []
+    )
     code, out, err = tiny.call(capsys, "encodings", "t5", f"--workdir={workdir}")
     assert code == 0, err
     assert "model_dim=32, num_heads=2, head_dim=16, num_layers=1, train_len=16" in out

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from posx.lab.config import base_config, run_config
-from posx.lab.runs.checks import unused
-from posx.lab.runs.describe import expected
+from posx.lab.runs.checks import unused_settings
+from posx.lab.runs.describe import expected_cost
 from posx.lab.runs.folder import RunFolder
 from tests import tiny
 from tests.lab.commands import refused
@@ -17,10 +17,10 @@ def test_the_model_of_ids_is_known_before_they_are_read():
     sizes = []
     for size in (300, 301):
         config.data.update(tokenizer="ids", vocab_size=size)
-        sizes.append(expected(run_config(config)).num_params)
+        sizes.append(expected_cost(run_config(config)).num_params)
     assert sizes[1] - sizes[0] == 2 * config.model.model_dim  # embeddings and output
     config.data.dtype = "uint16"
-    found = unused(run_config(config))
+    found = unused_settings(run_config(config))
     assert "data.dtype" in found and "data.vocab_size" not in found
 
 

@@ -126,7 +126,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from posx.lab.runs.folder import RunFolder
-with RunFolder(Path(sys.argv[1])).held():
+with RunFolder(Path(sys.argv[1])).hold():
     print("held", flush=True)
     time.sleep(300)
 """

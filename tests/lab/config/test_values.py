@@ -8,9 +8,9 @@ import pytest
 from hypothesis import strategies as st
 
 from posx.errors import ConfigError
-from posx.lab.argv.settings import override, printed
-from posx.lab.config import SECTIONS, base_config, run_config, sections_of
-from posx.lab.sweeps.axes import config_at, points_of
+from posx.lab.argv.settings import override, settings_text
+from posx.lab.config import SECTIONS, base_config, read_sections, run_config
+from posx.lab.sweeps.axes import point_config, sweep_points
 
 #: {setting: type} of all sections.
 TYPES = {
@@ -60,8 +60,8 @@ def sections_with(word, axis=False):
     """Return the typed sections of a config in which one word sets something."""
     config = base_config("nope").lock()
     config.sweep.encodings = ("nope",)
-    given = override(sections_of(config), [word])
-    return typed(config_at(given, points_of(given)[0]) if axis else given)
+    given = override(read_sections(config), [word])
+    return typed(point_config(given, sweep_points(given)[0]) if axis else given)
 
 
 @hypothesis.settings(max_examples=25, deadline=None, database=None, derandomize=True)
@@ -73,8 +73,8 @@ def test_value_is_the_same_however_it_is_written(data):
     section, _, name = setting.partition(".")
     config = base_config("nope").lock()
     config[section][name] = value
-    wanted = typed(sections_of(config))
-    (again,) = [word for word in printed(sections_of(config)).splitlines() if f"--config.{setting}=" in word]
+    wanted = typed(read_sections(config))
+    (again,) = [word for word in settings_text(read_sections(config)).splitlines() if f"--config.{setting}=" in word]
     found = [sections_with(*shlex.split(again))]
     for text in spellings(value, kind):
         found.append(sections_with(f"--config.{setting}={text}"))
@@ -83,14 +83,14 @@ def test_value_is_the_same_however_it_is_written(data):
             found.append(sections_with(f"--config.sweep.axes.{setting}={text}", axis=True))
     config = base_config("nope")
     config.sweep.encodings, config.sweep.axes = ("nope",), {setting: (value,)}
-    found.append(typed(config_at(sections_of(config), points_of(sections_of(config))[0])))
+    found.append(typed(point_config(read_sections(config), sweep_points(read_sections(config))[0])))
     assert found == [wanted] * len(found)
     assert {repr(sections) for sections in found} == {repr(wanted)}, "-0.0 equals 0.0 but is written in another way"
 
 
 def test_run_with_minus_zero_has_the_hash_of_zero():
     def hash_of(text):
-        given = override(sections_of(base_config("nope")), [f"--config.train.weight_decay={text}"])
+        given = override(read_sections(base_config("nope")), [f"--config.train.weight_decay={text}"])
         return run_config(given).hash
 
     assert len({hash_of(text) for text in ("0", "0.0", "-0.0", "'-0'", "0e0")}) == 1
@@ -98,7 +98,7 @@ def test_run_with_minus_zero_has_the_hash_of_zero():
 
 @pytest.mark.parametrize("text", ["auto", "none", "None", "'none'"])
 def test_open_field_of_an_encoding_is_left_open(text):
-    config = sections_of(base_config("t5(max_distance=9)"))
+    config = read_sections(base_config("t5(max_distance=9)"))
     given = override(config, [f"--config.encoding.max_distance={text}"])
     assert run_config(given) == run_config(base_config("t5"))
 
@@ -118,7 +118,7 @@ def test_open_field_of_an_encoding_is_left_open(text):
 )
 def test_wrong_value_is_named_with_what_is_expected(word, wanted):
     with pytest.raises(ConfigError) as error:
-        override(sections_of(base_config("rope")), [word])
+        override(read_sections(base_config("rope")), [word])
     assert wanted in str(error.value)
 
 
@@ -134,7 +134,7 @@ def test_wrong_value_is_named_with_what_is_expected(word, wanted):
 )
 def test_setting_given_twice_is_refused(words):
     with pytest.raises(ConfigError, match="setting. Give it once.") as error:
-        override(sections_of(base_config("rope")), words)
+        override(read_sections(base_config("rope")), words)
     assert all(word in str(error.value) for word in words)
 
 
@@ -142,5 +142,5 @@ def test_list_on_the_command_line_replaces_the_axis_of_a_file():
     config = base_config("rope")
     config.sweep.axes = {"train.seed": (7, 8)}
     config.sweep.encodings = ("rope",)
-    given = override(sections_of(config.lock()), ["--config.sweep.seeds=0,1,2"])
-    assert [point["train.seed"] for point in points_of(given)] == [0, 1, 2]
+    given = override(read_sections(config.lock()), ["--config.sweep.seeds=0,1,2"])
+    assert [point["train.seed"] for point in sweep_points(given)] == [0, 1, 2]

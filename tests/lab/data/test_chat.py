@@ -7,11 +7,11 @@ import pytest
 import tokenizers as hf
 
 from posx.errors import DataError
-from posx.fields import typed_fields
 from posx.lab.config import DataConfig
 from posx.lab.data import BpeTokenizer, load_tokenizer, prepare
-from posx.lab.data.chat import TEMPLATES, Chat, chat_of
-from posx.lab.data.encoded import encoded, text_bytes
+from posx.lab.data.chat import TEMPLATES, Chat, render_chat
+from posx.lab.data.encoded import encode_documents, text_bytes
+from posx.parsing import typed_fields
 
 TURNS = [
     {"role": "system", "content": "Be brief."},
@@ -55,21 +55,21 @@ def test_templates_are_the_words_of_the_setting():
 
 
 def test_the_text_of_a_chat():
-    assert chat_of(TURNS, "chatml", "here") == (
+    assert render_chat(TURNS, "chatml", "here") == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n Hi\nthere <|im_end|> <|im_end|>\n"
         "<|im_start|>assistant\n{role} é<|im_end|>\n"
     )
-    assert chat_of(TURNS[1:], "llama3", "here") == (
+    assert render_chat(TURNS[1:], "llama3", "here") == (
         "<|start_header_id|>user<|end_header_id|>\n\nHi\nthere <|im_end|><|eot_id|>"
         "<|start_header_id|>assistant<|end_header_id|>\n\n{role} é<|eot_id|>"
     )
-    assert chat_of(TURNS[2:], "gemma", "here") == "<start_of_turn>model\n{role} é<end_of_turn>\n"
+    assert render_chat(TURNS[2:], "gemma", "here") == "<start_of_turn>model\n{role} é<end_of_turn>\n"
 
 
 def test_markers_are_special_tokens_and_marker_text_is_text(tokenizer_file):
     tokenizer = load_tokenizer(tokenizer_file)
     start, end = (tokenizer.special[marker] for marker in ("<|im_start|>", "<|im_end|>"))
-    (ids,) = encoded([chat_of(TURNS, "chatml", "here")], tokenizer)
+    (ids,) = encode_documents([render_chat(TURNS, "chatml", "here")], tokenizer)
     assert (ids == start).sum() == (ids == end).sum() == 3, "the user's own <|im_end|> is text"
     at = [*np.flatnonzero(ids == end)]
     assert tokenizer.decode(ids[at[0] + 1 : at[1]]) == "\nuser\n Hi\nthere <|im_end|> "
@@ -81,10 +81,10 @@ def test_bytes_of_a_chat_are_those_of_its_text(tokenizer_file, name):
     from posx.lab.data import ByteTokenizer
 
     tokenizer = ByteTokenizer() if name == "bytes" else load_tokenizer(tokenizer_file)
-    chats = [chat_of(TURNS, "chatml", "here"), chat_of(TURNS[:1], "llama3", "here"), "plain <|im_end|>"]
+    chats = [render_chat(TURNS, "chatml", "here"), render_chat(TURNS[:1], "llama3", "here"), "plain <|im_end|>"]
     sizes = text_bytes(chats, tokenizer)
     assert sizes.sum() == sum(len(chat.encode()) for chat in chats)
-    lengths = [len(ids) for ids in encoded(chats, tokenizer)]
+    lengths = [len(ids) for ids in encode_documents(chats, tokenizer)]
     assert len(sizes) == sum(lengths) + 3 and not sizes[np.cumsum(np.add(lengths, 1)) - 1].any()
 
 
@@ -99,8 +99,8 @@ def test_text_after_a_marker_is_encoded_as_in_the_library(scheme, flags):
     made.add_special_tokens([hf.AddedToken(marker, normalized=False, **flags) for marker in MARKERS])
     tokenizer = BpeTokenizer(made.to_str())
     for name, turns in (("chatml", TURNS[2:]), ("llama3", TURNS[:1] * 2), ("gemma", TURNS[2:] * 2)):
-        chat = chat_of(turns, name, "here")
-        (ids,) = encoded([chat], tokenizer)
+        chat = render_chat(turns, name, "here")
+        (ids,) = encode_documents([chat], tokenizer)
         assert ids.tolist() == tokenizer.encode_whole(chat, False)
         assert text_bytes([chat], tokenizer).sum() == len(chat.encode())
 
@@ -148,7 +148,7 @@ BAD = {
 def test_messages_of_another_form_are_refused(case):
     messages, message = BAD[case]
     with pytest.raises(DataError, match=message):
-        chat_of(messages, "gemma", "'a.jsonl' line 1")
+        render_chat(messages, "gemma", "'a.jsonl' line 1")
 
 
 def test_parts_are_joined_where_a_tokenizer_lacks_markers():
@@ -166,5 +166,5 @@ def test_templates_are_those_of_transformers(tokenizer_file, name):
     turns = turns[1:] if name == "gemma" else turns
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_file))
     wanted = theirs.apply_chat_template(turns, chat_template=PUBLISHED[name], tokenize=True, return_dict=False)
-    (ids,) = encoded([chat_of(turns, name, "here")], load_tokenizer(tokenizer_file))
+    (ids,) = encode_documents([render_chat(turns, name, "here")], load_tokenizer(tokenizer_file))
     assert ids.tolist() == wanted

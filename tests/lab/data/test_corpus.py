@@ -15,7 +15,7 @@ from posx.lab.data.corpus import documents, split_by_hash
 def load(tmp_path, source, **settings):
     config = DataConfig(source=str(source), **settings)
     notes: list[str] = []
-    train, validation = corpus.load(corpus.find(config), config, notes.append)
+    train, validation = corpus.load_documents(corpus.find_source(config), config, notes.append)
     return SimpleNamespace(train=train, validation=validation, notes=notes)
 
 
@@ -172,7 +172,7 @@ def test_one_document_gives_its_end():
 
 
 def test_stdlib_is_the_fixed_list_without_tests():
-    source = corpus.find(DataConfig())
+    source = corpus.find_source(DataConfig())
     names = source.train.names()
     assert names == sorted(names) and "argparse.py" in names and "asyncio/events.py" in names
     assert not [name for name in names if {"test", "tests", "site-packages"} & set(name.split("/"))]
@@ -266,9 +266,9 @@ def test_missing_path_names_the_nearest_folder(tmp_path):
 
 def test_a_name_with_a_text_suffix_is_a_path():
     with pytest.raises(DataError, match="does not exist"):
-        corpus.find(DataConfig(source="missing.txt"))
+        corpus.find_source(DataConfig(source="missing.txt"))
     with pytest.raises(DataError, match="neither an existing path nor a hub name"):
-        corpus.find(DataConfig(source="what is this?"))
+        corpus.find_source(DataConfig(source="what is this?"))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")

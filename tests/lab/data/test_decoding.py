@@ -25,7 +25,7 @@ def loaded(tmp_path, files, **settings):
         (folder / name).write_bytes(content)
     lines: list[str] = []
     config = DataConfig(source=str(folder), **settings)
-    train, held_out = corpus.load(corpus.find(config), config, lines.append)
+    train, held_out = corpus.load_documents(corpus.find_source(config), config, lines.append)
     return {*train, *held_out}, lines
 
 

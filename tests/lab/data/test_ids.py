@@ -128,7 +128,7 @@ def test_long_ids_are_cut_and_written_in_pieces(tmp_path, monkeypatch):
     mapped = prepared(tmp_path / "new", tmp_path / "a.npy", tokenizer="ids", vocab_size=90)
     assert mapped.digest == whole.digest and len(mapped.train.tokens) == 4751
     np.testing.assert_array_equal(mapped.train.tokens[:-1], stream[:4750])
-    found = ids.of_npy(tmp_path / "a.npy")
+    found = ids.read_npy(tmp_path / "a.npy")
     assert isinstance(found.values, np.memmap) and np.shares_memory(found.documents(IdTokenizer(90))[0], found.values)
 
 

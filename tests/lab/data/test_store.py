@@ -65,7 +65,7 @@ def test_second_start_reads_no_text_and_tokenises_nothing(tmp_path, config, monk
     config = DataConfig(**{**vars(config), "tokenizer": tokenizer, "vocab_size": 300})
     first = prepare(config)
     lines: list[str] = []
-    monkeypatch.setattr(corpus, "load", refuse)
+    monkeypatch.setattr(corpus, "load_documents", refuse)
     monkeypatch.setattr(store, "_build", refuse)
     second = prepare(config, lines.append)
     assert lines == list(first.warnings)
@@ -77,7 +77,7 @@ def test_moved_or_touched_text_is_recognised(tmp_path, config, texts, monkeypatc
     first = prepare(config)
     moved = texts.rename(tmp_path / "elsewhere")
     os.utime(moved / "0.txt")
-    monkeypatch.setattr(corpus, "load", refuse)
+    monkeypatch.setattr(corpus, "load_documents", refuse)
     assert prepare(DataConfig(source=str(moved), cache_dir=config.cache_dir)).digest == first.digest
 
 
@@ -206,14 +206,14 @@ def test_two_at_once_build_once(config, monkeypatch):
 
 
 def test_text_changed_while_read(config, texts, monkeypatch):
-    load = corpus.load
+    load = corpus.load_documents
 
     def meddle(*rest):
         found = load(*rest)
         (texts / "0.txt").write_text("changed")
         return found
 
-    monkeypatch.setattr(corpus, "load", meddle)
+    monkeypatch.setattr(corpus, "load_documents", meddle)
     with pytest.raises(DataError, match="was changed while posx read it. Run the same command again"):
         prepare(config)
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from posx.lab.files.checksums import checksum_problem, with_checksum
-from posx.lab.files.rows import POSITION_ROUNDING, problem_of, problem_of_log, read
+from posx.lab.files.rows import POSITION_ROUNDING, log_problem, read_row_file, row_problem
 from tests.made_rows import agreeing, as_lines, logged, position_row, row
 
 SUMS = [300.0, 340.0, 320.0, 70.0]
@@ -17,9 +17,9 @@ BY_POSITION = agreeing(position_row("rope"))
 
 @pytest.mark.parametrize("made", [WHOLE, WHOLE | ENDS, BY_POSITION, row("learned", 128)])
 def test_whole_rows_have_no_problem(made):
-    assert problem_of(with_checksum(made)) == ""
-    assert problem_of(made) == "it has no checksum"
-    assert "does not match its checksum" in problem_of(with_checksum(made) | {"seed": 7})
+    assert row_problem(with_checksum(made)) == ""
+    assert row_problem(made) == "it has no checksum"
+    assert "does not match its checksum" in row_problem(with_checksum(made) | {"seed": 7})
 
 
 @pytest.mark.parametrize(
@@ -50,19 +50,19 @@ def test_whole_rows_have_no_problem(made):
     ],
 )
 def test_disagreements_of_a_row_are_named(made, changes, problem):
-    assert problem in problem_of(with_checksum(made | changes))
+    assert problem in row_problem(with_checksum(made | changes))
 
 
 def test_rounded_sums_agree_with_the_mean():
     """Sums over blocks are stored to three decimals, losses by position to five."""
     shift = 0.0005 * len(SUMS) / 800
     assert (
-        problem_of(with_checksum(agreeing(WHOLE) | {"nll": WHOLE["nll"]} | {"block_nll": [s + 5e-4 for s in SUMS]}))
+        row_problem(with_checksum(agreeing(WHOLE) | {"nll": WHOLE["nll"]} | {"block_nll": [s + 5e-4 for s in SUMS]}))
         == ""
     )
     nll = BY_POSITION["nll"] + POSITION_ROUNDING / 2
     assert (
-        shift < 1e-5 and problem_of(with_checksum(BY_POSITION | {"nll": nll, "ppl": math.exp(nll), "bpb": None})) == ""
+        shift < 1e-5 and row_problem(with_checksum(BY_POSITION | {"nll": nll, "ppl": math.exp(nll), "bpb": None})) == ""
     )
 
 
@@ -71,7 +71,7 @@ def test_readers_leave_out_rows_that_are_not_whole(tmp_path):
     first, second = as_lines([row("rope", 64)]), as_lines([row("rope", 128)])
     edited = second.replace('"seed": 0', '"seed": 1')
     path.write_text(first + edited + "\0" * 40 + "\n" + first + second + second[:50])
-    assert [one["eval_len"] for one in read(path, said.append)] == [64, 128]
+    assert [one["eval_len"] for one in read_row_file(path, said.append)] == [64, 128]
     assert [text.removeprefix(f"{path}, ") for text in said] == [
         "line 2: it does not match its checksum, so it was edited or damaged",
         "line 3: it is cut, or no object of JSON",
@@ -79,9 +79,9 @@ def test_readers_leave_out_rows_that_are_not_whole(tmp_path):
         "line 6: it is cut, or no object of JSON",
     ]
     said.clear()
-    assert len(read(path, said.append, run="abc")) == 2 and len(said) == 4, "these rows name no run"
+    assert len(read_row_file(path, said.append, run="abc")) == 2 and len(said) == 4, "these rows name no run"
     path.write_text(as_lines([row("rope", 64, hash="def"), row("rope", 128, hash="abc")]))
-    assert [one["hash"] for one in read(path, said.append, run="abc")] == ["abc"]
+    assert [one["hash"] for one in read_row_file(path, said.append, run="abc")] == ["abc"]
     assert said[-1].endswith("line 1: it is of the run def, but config.json is of abc")
 
 
@@ -89,7 +89,7 @@ def test_rows_of_a_log_agree_with_themselves(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(logged(2.0, ppl=math.exp(2.0)) + logged(2.0, ppl=8.0, step=1) + logged(2.0, step=2)[:-9] + "\n")
     said = list[str]()
-    assert [one["step"] for one in read(path, said.append, problem_of_log)] == [0]
+    assert [one["step"] for one in read_row_file(path, said.append, log_problem)] == [0]
     assert [text.rpartition(": ")[2] for text in said] == [
         "ppl is 8, but exp(loss) is 7.38906", "it is cut, or no object of JSON"
     ]  # fmt: skip

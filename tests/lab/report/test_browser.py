@@ -9,7 +9,7 @@ import pytest
 from posx.encodings import Dims
 from posx.lab.report import gallery
 from posx.lab.report import page as page_file
-from posx.lab.report.page import write
+from posx.lab.report.page import write_report
 from tests.lab.commands.test_compare import put as judged
 from tests.lab.report.pages import put
 
@@ -63,7 +63,7 @@ def report(tmp_path_factory):
         for encoding in ("rope", "alibi", "t5"):
             put(folder / "sweep", encoding, seed)
     put(folder / "sweep", "rope", 7, name="<img src=x onerror=alert(1)>", layers=["<img src=x onerror=alert(2)>"])
-    write([folder / "sweep"], folder / "report.html")
+    write_report([folder / "sweep"], folder / "report.html")
     return folder / "report.html"
 
 
@@ -160,7 +160,7 @@ def test_page_shows_no_judged_ratio_as_1(show, tmp_path):
     """A ratio of 1.0003 has as many decimals as posx compare gives it, either way round."""
     for name, shift in (("alibi", 0.0003), ("rope", 0.0)):
         judged(tmp_path, name, shift=shift, noise=1e-5)
-    write([tmp_path], tmp_path / "report.html")
+    write_report([tmp_path], tmp_path / "report.html")
     page = show(tmp_path / "report.html")
     for one, ratio, word in (("alibi", "1.0003", "worse (one seed)"), ("rope", "0.9997", "better (one seed)")):
         page.select_option("#one", label=one)
@@ -227,7 +227,7 @@ def test_a_thousand_runs_are_drawn(show, tmp_path):
     for n in range(1000):
         settings = {"encoding.name": "rope", "train.seed": n % 4, "train.steps": n // 4, "data": "9f2c11d0aa"}
         put(tmp_path / "sweep", "rope", seed=n % 4, name=f"run{n}", lengths=(64, 128), settings=settings)
-    write([tmp_path / "sweep"], tmp_path / "report.html")
+    write_report([tmp_path / "sweep"], tmp_path / "report.html")
     page = show(tmp_path / "report.html")
     assert page.locator("#legend label").count() == 250
     assert "30 of 250 curves" in page.locator("#lengths-text").inner_text()
@@ -236,14 +236,16 @@ def test_a_thousand_runs_are_drawn(show, tmp_path):
 def test_a_report_of_losses_by_position_alone_is_drawn(show, tmp_path):
     path = put(tmp_path / "sweep", "rope") / "eval.jsonl"
     path.write_text("".join(line for line in path.read_text().splitlines(True) if "per_position" in line))
-    write([tmp_path / "sweep"], tmp_path / "report.html")
+    write_report([tmp_path / "sweep"], tmp_path / "report.html")
     page = show(tmp_path / "report.html")
     assert page.locator("#positions svg").is_visible() and page.locator("#h-lengths").is_hidden()
 
 
 def test_sliders_of_the_gallery_redraw_the_curve(show, tmp_path, monkeypatch):
     monkeypatch.setattr(gallery, "ENCODINGS", ("nope", "alibi", "rope"))
-    gallery.write(Dims(model_dim=16, num_heads=2, head_dim=8, num_layers=1, train_len=16), tmp_path / "gallery.html")
+    gallery.write_gallery(
+        Dims(model_dim=16, num_heads=2, head_dim=8, num_layers=1, train_len=16), tmp_path / "gallery.html"
+    )
     page = show(tmp_path / "gallery.html")
     line = page.locator("#e-rope .mark-line path").first
     before = line.get_attribute("d")

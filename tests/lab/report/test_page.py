@@ -69,7 +69,7 @@ def test_copies_of_the_page_are_those_of_posx_table(capsys, tmp_path):
         put(tmp_path / "sweep", "rope", seed)
         put(tmp_path / "sweep", "alibi", seed)
     _, data, _ = written(capsys, tmp_path, tmp_path / "sweep")
-    assert data["copies"] == {form: plots.table_as(tmp_path / "sweep", form) for form in ("csv", "json", "latex")}
+    assert data["copies"] == {form: plots.format_table(tmp_path / "sweep", form) for form in ("csv", "json", "latex")}
 
 
 def test_defaults_are_no_differences(tmp_path):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import posx
 from posx.lab.results.columns import COLUMNS, plain_rows
-from posx.lab.results.table import table_of
+from posx.lab.results.table import build_results
 from tests.made_rows import config, logged, row, start, write
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -19,7 +19,7 @@ def test_the_page_on_results_lists_every_column():
 def test_every_column_has_its_dtype_whatever_is_missing(tmp_path):
     made = [row("rope", 64), {**row("alibi", 64), "stride": 64, "ppl": None, "nll": None, "status": "oom"}]
     del made[0]["num_separators"]
-    for table in (posx.read_results(write(tmp_path, made)), posx.read_results([tmp_path]), table_of({})):
+    for table in (posx.read_results(write(tmp_path, made)), posx.read_results([tmp_path]), build_results({})):
         dtypes = {name: str(table[name].dtype).replace("object", "text") for name in COLUMNS}
         assert dtypes == {name: column.dtype.replace("object", "text") for name, column in COLUMNS.items()}
     plain = {one["method"]: one for one in plain_rows(posx.read_results(tmp_path))}
@@ -50,4 +50,4 @@ def test_a_run_that_ended_with_nan_is_a_row_without_values(tmp_path):
 
 def test_an_infinite_perplexity_is_a_number():
     made = row("rope", 64) | {"nll": 800.0, "ppl": "inf", "bpb": None}
-    assert table_of({"run": [made]}).ppl.tolist() == [float("inf")]
+    assert build_results({"run": [made]}).ppl.tolist() == [float("inf")]

@@ -10,7 +10,7 @@ import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from posx.lab.runs.gguf_keys import ARCHITECTURES, CONFIG_KEYS, IRRELEVANT, NEUTRAL, READ, kind_of, neutral_values
+from posx.lab.runs.gguf_keys import ARCHITECTURES, CONFIG_KEYS, IRRELEVANT, NEUTRAL, READ, key_kind, neutral_values
 
 FILE = Path(__file__).parent / "gguf_keys.json"
 #: Keys that the package does not name: of older files, of other tools, and of the reader itself.
@@ -39,7 +39,7 @@ def known():
 
 def kinds(key):
     """Return the kind of a key in files of each architecture."""
-    return tuple(kind_of(key.replace("{arch}", architecture), architecture) for architecture in ARCHITECTURES)
+    return tuple(key_kind(key.replace("{arch}", architecture), architecture) for architecture in ARCHITECTURES)
 
 
 def counts():

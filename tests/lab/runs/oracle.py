@@ -13,10 +13,10 @@ import jax
 import numpy as np
 
 from posx.lab.data import train_bpe
-from posx.lab.runs.describe import model_of
-from posx.lab.runs.exchange import params_of, run_of
+from posx.lab.runs.describe import make_run_model
+from posx.lab.runs.exchange import read_params, read_run
 from posx.lab.runs.folder import RunFolder
-from posx.lab.runs.foreign import read
+from posx.lab.runs.foreign import read_model
 from posx.lab.runs.load import Apply
 from posx.machine.guard import start_devices
 
@@ -92,13 +92,13 @@ def theirs(folder, tokens=TOKENS) -> np.ndarray | None:
 def imported(folder):
     """Return (settings, parameters) of posx for a folder of transformers."""
     start_devices()
-    source = read(folder)
-    run = run_of(source, folder.name, RunFolder(folder / "run"))
-    return run, params_of(source, run, folder.name)
+    source = read_model(folder)
+    run = read_run(source, folder.name, RunFolder(folder / "run"))
+    return run, read_params(source, run, folder.name)
 
 
 def ours(folder, tokens=TOKENS) -> np.ndarray:
     """Return the logits of posx for a folder of transformers."""
     run, params = imported(folder)
-    apply = Apply(model_of(run, run.model.vocab_size))
+    apply = Apply(make_run_model(run, run.model.vocab_size))
     return np.asarray(jax.jit(lambda params: apply(params, tokens))(params))

@@ -8,9 +8,9 @@ import pytest
 import posx
 from posx.errors import ConfigError, DataError
 from posx.lab.data import BpeTokenizer, load_tokenizer
-from posx.lab.runs.exchange import run_of
+from posx.lab.runs.exchange import read_run
 from posx.lab.runs.folder import RunFolder
-from posx.lab.runs.foreign import read
+from posx.lab.runs.foreign import read_model
 from tests import tiny
 
 
@@ -47,7 +47,7 @@ def test_begin_and_end_tokens_of_each_file_are_read(source, capsys, case):
     for name, values in (("config", config), ("generation_config", generation), ("tokenizer_config", named)):
         if values:
             write(source, name, **values)
-    found = BpeTokenizer(read(source).tokenizer)
+    found = BpeTokenizer(read_model(source).tokenizer)
     ids = found.vocab
     assert found.begin == (ids[begin] if isinstance(begin, str) else begin)
     assert found.ends == tuple(ids[end] if isinstance(end, str) else end for end in ends)
@@ -62,7 +62,7 @@ def test_a_token_called_none_is_no_begin_token(source):
     token = tokenizer["added_tokens"][0] | {"id": 257, "content": "None"}
     write(source, "tokenizer", added_tokens=[*tokenizer["added_tokens"], token])
     write(source, "tokenizer_config", bos_token=None)
-    found = BpeTokenizer(read(source).tokenizer)
+    found = BpeTokenizer(read_model(source).tokenizer)
     assert found.vocab["None"] == 257 and found.begin == 0
 
 
@@ -76,7 +76,7 @@ def test_begin_tokens_stand_before_the_text(source):
         first = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
         for processor in (one, {"type": "Sequence", "processors": [first, one]}):
             write(source, "tokenizer", post_processor=processor)
-            found = BpeTokenizer(read(source).tokenizer)
+            found = BpeTokenizer(read_model(source).tokenizer)
             assert (found.begin, found.template) == (begin, template)
 
 
@@ -87,17 +87,17 @@ def test_a_begin_token_without_a_row_is_refused(source):
     one = {"type": "TemplateProcessing", "single": [token, text], "pair": [text], "special_tokens": special}
     write(source, "tokenizer", post_processor=one)
     with pytest.raises(DataError, match="the tokenizer has 301 ids, but the model 300 rows"):
-        run_of(read(source), "hf", RunFolder(source / "run"))
+        read_run(read_model(source), "hf", RunFolder(source / "run"))
 
 
 def test_older_files_name_begin_and_end_tokens(source, capsys):
     """transformers reads special_tokens_map.json unless tokenizer_config.json lists its added tokens."""
     write(source, "special_tokens_map", bos_token="a", eos_token={"content": "b", "lstrip": False})
     write(source, "tokenizer_config", bos_token="c")
-    found = BpeTokenizer(read(source).tokenizer)
+    found = BpeTokenizer(read_model(source).tokenizer)
     assert (found.begin, found.ends) == (found.vocab["a"], (found.vocab["b"],))
     write(source, "tokenizer_config", added_tokens_decoder={})
-    found = BpeTokenizer(read(source).tokenizer)
+    found = BpeTokenizer(read_model(source).tokenizer)
     assert (found.begin, found.ends) == (found.vocab["c"], ()) and capsys.readouterr().err == ""
 
 
@@ -115,7 +115,7 @@ def test_older_files_name_begin_and_end_tokens(source, capsys):
 def test_tokens_that_tokenizer_json_lacks_are_named(source, capsys, name, values):
     """transformers adds them to the tokenizer."""
     write(source, name, **values)
-    read(source)
+    read_model(source)
     assert "notice: the token '<think>' is not in tokenizer.json" in capsys.readouterr().err
 
 
@@ -123,18 +123,18 @@ def test_tokens_that_tokenizer_json_lacks_are_named(source, capsys, name, values
 def test_end_tokens_that_are_no_ids_are_refused(source, value):
     write(source, "generation_config", eos_token_id=value)
     with pytest.raises(ConfigError, match=r"eos_token_id=.* is no token id. Write a whole number"):
-        read(source)
+        read_model(source)
 
 
 def test_digest_of_a_tokenizer_has_its_begin_and_first_end(source):
     """Settings of generation keep no rows apart: they change neither the text nor its first token."""
     write(source, "config", bos_token_id=4, eos_token_id=5)
-    one = BpeTokenizer(read(source).tokenizer)
+    one = BpeTokenizer(read_model(source).tokenizer)
     write(source, "generation_config", eos_token_id=[5, 9], temperature=0.6)
-    other = BpeTokenizer(read(source).tokenizer)
+    other = BpeTokenizer(read_model(source).tokenizer)
     assert one.digest == other.digest and one.ends != other.ends
     write(source, "config", bos_token_id=6)
-    assert BpeTokenizer(read(source).tokenizer).digest != one.digest
+    assert BpeTokenizer(read_model(source).tokenizer).digest != one.digest
 
 
 @pytest.mark.peers

@@ -11,10 +11,10 @@ from posx.encodings.frequencies import Geometric, Yarn
 from posx.errors import ConfigError
 from posx.lab.config import base_config, run_config
 from posx.lab.data import ByteTokenizer
-from posx.lab.runs.changes import differences, under
-from posx.lab.runs.describe import model_of
+from posx.lab.runs.changes import change_run, run_differences
+from posx.lab.runs.describe import make_run_model
 from posx.lab.runs.folder import RunFolder
-from posx.lab.runs.load import taken_over
+from posx.lab.runs.load import inherit_arrays
 from posx.lab.training.checkpoints import Checkpoints
 
 
@@ -46,7 +46,7 @@ def rules(run):
 )
 def test_each_layer_keeps_its_own_base(layers, wanted):
     run = run_of(**GEMMA)
-    found = under(run, "rope(frequencies=yarn(factor=4))", layers=layers)
+    found = change_run(run, "rope(frequencies=yarn(factor=4))", layers=layers)
     assert [layer.base for layer in found.layers] == [500, 100000] * 2 and rules(found) == wanted
     texts = [spec_text(layer) for layer in run_config(found.asked).layers]
     assert texts == [spec_text(layer) for layer in found.layers], "the stored words resolve to the stored layers"
@@ -54,40 +54,43 @@ def test_each_layer_keeps_its_own_base(layers, wanted):
 
 def test_a_rule_can_be_kept_off_window_layers():
     run = run_of(mask_policy=("window(size=8)", "causal"))
-    both, full = (under(run, "frequencies=yarn(factor=4)", layers=layers) for layers in ("", "full"))
+    both, full = (change_run(run, "frequencies=yarn(factor=4)", layers=layers) for layers in ("", "full"))
     assert rules(both) == [Yarn] * 4 and rules(full) == [Geometric, Yarn] * 2
     assert full.layer_texts == ("rope(base=100000)", "rope(base=100000, frequencies=yarn(factor=4))") * 2
-    (line,) = differences(both, run, " (FIX)")
+    (line,) = run_differences(both, run, " (FIX)")
     assert "frequencies: geometric -> yarn(factor=4, original_len=64" in line
     assert line.endswith("in all layers, 2 of which see a window alone (FIX)")
-    assert differences(full, run)[0].endswith("in 2 of 4 layers (2, 4)")
-    assert differences(full, run)[1] == "2 of 4 layers are as trained"
+    assert run_differences(full, run)[0].endswith("in 2 of 4 layers (2, 4)")
+    assert run_differences(full, run)[1] == "2 of 4 layers are as trained"
 
 
 def test_masks_keep_the_fields_that_are_not_named():
     run = run_of(mask_policy=("window(size=8, sinks=4)", "causal"))
-    found = under(run, masks=["window(size=16)"], layers="window")
+    found = change_run(run, masks=["window(size=16)"], layers="window")
     assert found.model.mask_policy == ("window(size=16, sinks=4)", "causal")
-    assert under(run, masks=["window(size=16)", "causal"]).model.mask_policy == ("window(size=16, sinks=4)", "causal")
-    assert under(run, masks=["window(size=8)", "causal"]) is run
+    assert change_run(run, masks=["window(size=16)", "causal"]).model.mask_policy == (
+        "window(size=16, sinks=4)",
+        "causal",
+    )
+    assert change_run(run, masks=["window(size=8)", "causal"]) is run
     for masks, layers, problem in (
         (["causal"], "some", "Give all, full or window"),
         (["causal"] * 5, "", "none of the 4 layers"),
         (["causal"], "window", "no layer would change"),
     ):
         with pytest.raises(ConfigError, match=problem):
-            under(run_of(), masks=masks, layers=layers)
+            change_run(run_of(), masks=masks, layers=layers)
 
 
 def test_open_fields_of_a_rule_follow_the_named_one():
     """YaRN's factor of the logits is 0.1 ln f + 1 unless it was given."""
     run = run_of("rope(frequencies=yarn(factor=4, original_len=16))")
-    (found, *_) = under(run, "factor=8").layers
+    (found, *_) = change_run(run, "factor=8").layers
     assert found.frequencies == Yarn(factor=8, original_len=16).resolve(run.dims)
     run = run_of("rope(frequencies=yarn(factor=4, attention_factor=1.5))")
-    assert under(run, "factor=8").layers[0].frequencies.magnitude == 1.5
+    assert change_run(run, "factor=8").layers[0].frequencies.magnitude == 1.5
     run = run_of("t5+rope(frequencies=yarn(factor=4))")  # the buckets of the learned table stay beside it
-    t5, rope = under(run, "t5(max_distance=128)+rope(frequencies=yarn(factor=8))").layers[0].parts
+    t5, rope = change_run(run, "t5(max_distance=128)+rope(frequencies=yarn(factor=8))").layers[0].parts
     assert t5.num_buckets == run.layers[0].parts[0].num_buckets and t5.max_distance == 128
     assert rope.frequencies == Yarn(factor=8).resolve(run.dims)
 
@@ -96,7 +99,7 @@ def test_open_fields_of_a_rule_follow_the_named_one():
 def test_remaps_that_differ_at_one_distance_are_two_runs(window, other):
     """Self-Extend moves distance 15 if w = 15. All other distances are those of w = 16."""
     run = run_of(f"self_extend(window={window})")
-    assert under(run, f"window={other}") is not run
+    assert change_run(run, f"window={other}") is not run
 
 
 def test_own_encoding_that_reads_features_can_be_put_on_a_run(tmp_path, monkeypatch):
@@ -112,7 +115,7 @@ def test_own_encoding_that_reads_features_can_be_put_on_a_run(tmp_path, monkeypa
     )
     monkeypatch.syspath_prepend(tmp_path)
     run = run_of("gained:Gained")
-    assert under(run, "gain=2").layers[0].gain == 2
+    assert change_run(run, "gain=2").layers[0].gain == 2
 
 
 @pytest.mark.parametrize(
@@ -130,15 +133,15 @@ def test_own_encoding_that_reads_features_can_be_put_on_a_run(tmp_path, monkeypa
 )  # fmt: skip
 def test_a_change_that_changes_nothing_is_the_run_itself(text, alike):
     run = run_of()
-    assert (under(run, text) is run) == alike
+    assert (change_run(run, text) is run) == alike
 
 
 @pytest.mark.parametrize("trained", ["rope+learned_sinks", "t5+self_extend", "dape(base=rope)"])
 def test_a_rule_of_factor_1_changes_no_learned_encoding(trained):
     run = run_of(trained)
-    assert under(run, "frequencies=yarn(factor=1)") is run
+    assert change_run(run, "frequencies=yarn(factor=1)") is run
     for rule in ("yarn(factor=1.001)", "dynamic_ntk(factor=1)", "resonance"):
-        assert under(run, f"frequencies={rule}") is not run
+        assert change_run(run, f"frequencies={rule}") is not run
 
 
 FAR, NEAR = (f"t5(num_buckets=16, max_distance={far})" for far in (40, 20))
@@ -159,9 +162,9 @@ FAR, NEAR = (f"t5(num_buckets=16, max_distance={far})" for far in (40, 20))
 def test_change_of_a_part_of_what_layers_share_is_refused(trained, policy, text, layers, problem):
     masks = ("window(size=8)", "causal", "causal", "causal")
     with pytest.raises(ConfigError, match=problem):
-        under(run_of(trained, layer_policy=policy, mask_policy=masks), text, layers=layers)
+        change_run(run_of(trained, layer_policy=policy, mask_policy=masks), text, layers=layers)
     whole = run_of("sinusoidal", layer_policy=("encoding", "nope"))
-    assert set(under(whole, "nope").layer_texts) == {"nope"}, "all layers of the encoding change"
+    assert set(change_run(whole, "nope").layer_texts) == {"nope"}, "all layers of the encoding change"
 
 
 def test_training_on_takes_no_array_of_another_part(tmp_path):
@@ -170,12 +173,12 @@ def test_training_on_takes_no_array_of_another_part(tmp_path):
     folder, tokenizer = RunFolder(tmp_path), ByteTokenizer()
     tokenizer.save(folder.tokenizer_file)
     folder.write_config(held)
-    params = model_of(held, tokenizer.vocab_size).init(jax.random.key(1))
+    params = make_run_model(held, tokenizer.vocab_size).init(jax.random.key(1))
     Checkpoints(folder.checkpoints, run=held.hash).save(1, {"params": params})
     for text, is_kept in (("tupe+log_length", False), ("learned(beyond=clamp)+log_length", True)):
         run = dataclasses.replace(run_of(text, num_layers=1), parent=held.as_parent() | {"step": "1"})
-        fresh = model_of(run, tokenizer.vocab_size).init(jax.random.key(2))
-        found = taken_over(fresh, run, tokenizer, folder)
+        fresh = make_run_model(run, tokenizer.vocab_size).init(jax.random.key(2))
+        found = inherit_arrays(fresh, run, tokenizer, folder)
         np.testing.assert_array_equal(found["embedding"], params["embedding"])
         table = (params if is_kept else fresh)["shared"]["encoding_0"]["0.table"]
         np.testing.assert_array_equal(found["shared"]["encoding_0"]["0.table"], table)
@@ -183,14 +186,14 @@ def test_training_on_takes_no_array_of_another_part(tmp_path):
 
 def test_models_of_other_depths_are_compared():
     old, deeper = run_of("rope(base=5)", num_layers=2), run_of("rope(base=7)", num_layers=3)
-    assert differences(deeper, old) == ["base: 5 -> 7, in all layers"]
-    assert differences(old, deeper) == ["base: 7 -> 5, in all layers"]
+    assert run_differences(deeper, old) == ["base: 5 -> 7, in all layers"]
+    assert run_differences(old, deeper) == ["base: 7 -> 5, in all layers"]
 
 
 def test_parameters_that_do_not_fit_are_refused():
     for text in ("t5", "alibi+learned"):
         with pytest.raises(ConfigError, match="needs the parameters"):
-            under(run_of(), text)
+            change_run(run_of(), text)
     with pytest.raises(ConfigError, match="no layer would change, because model.layer_policy=rope"):
-        under(run_of(layer_policy=("rope",)), "rope")
-    assert under(run_of(layer_policy=("rope",)), "base=5", layers="all").layers == (Rope(5, rotary_dim=16),) * 4
+        change_run(run_of(layer_policy=("rope",)), "rope")
+    assert change_run(run_of(layer_policy=("rope",)), "base=5", layers="all").layers == (Rope(5, rotary_dim=16),) * 4

@@ -64,7 +64,7 @@ def of_another_run(folder):
 
 
 def manifest_of_another_run(folder):
-    path = manifests.path_of(folder / "checkpoints", tiny.STEPS)
+    path = manifests.manifest_path(folder / "checkpoints", tiny.STEPS)
     tiny.edit_json(path, lambda old: json.dumps(json.loads(old) | {"run": "12345678"}))
 
 
@@ -131,8 +131,8 @@ def test_a_run_that_was_left_alone_has_no_damage(whole):
 def test_files_that_nothing_touched_are_read_once(workdir, monkeypatch):
     monkeypatch.setattr(damage, "SETTLED_SECONDS", -1.0)
     folder, read = RunFolder(workdir), []
-    problem_of = manifests.problem_of
-    monkeypatch.setattr(manifests, "problem_of", lambda *words: read.append(words) or problem_of(*words))
+    problem_of = manifests.manifest_problem
+    monkeypatch.setattr(manifests, "manifest_problem", lambda *words: read.append(words) or problem_of(*words))
     assert damages(folder) == damages(folder) == [] and len(read) == 2, "a checkpoint of two was read twice"
     assert damages(folder, thorough=True) == [] and len(read) == 4
     flip(arrays(workdir), keep_times=True)  # its size and its time of writing are as before
@@ -220,7 +220,7 @@ def test_rows_of_lost_weights_are_measured_again(capsys, site, workdir):
     code, _, err = train(capsys, site, workdir)
     assert code == 0 and "line 1: it was measured with other weights than checkpoint 32 has" in err
     (weights,) = {row["weights"] for row in tiny.rows(workdir / "eval.jsonl")}
-    assert weights == manifests.weights_of(workdir / "checkpoints", 32)
+    assert weights == manifests.weights_digest(workdir / "checkpoints", 32)
 
 
 def test_damaged_settings_beside_another_run_are_refused(capsys, site, workdir):

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from posx.lab.config import base_config, run_config
-from posx.lab.runs.describe import expected, model_of
+from posx.lab.runs.describe import expected_cost, make_run_model
 from posx.lab.training.step import init_state, train_step
 
 
@@ -16,10 +16,10 @@ def test_the_memory_of_a_step(mlp, dropout, vocab_size):
     if vocab_size > 257:
         config.data.update(tokenizer="bpe", vocab_size=vocab_size)
     run = run_config(config)
-    model = model_of(run, vocab_size)
+    model = make_run_model(run, vocab_size)
     state = jax.eval_shape(lambda: init_state(model, run.train))
     tokens = jax.ShapeDtypeStruct((run.train.batch_size, run.train.length + 1), "int32")
     with jax.numpy_dtype_promotion("standard"):
         found = train_step.lower(model, run.train, state, tokens).compile().memory_analysis()
     taken = found.temp_size_in_bytes + found.argument_size_in_bytes
-    assert expected(run).memory == pytest.approx(taken, rel=0.17)
+    assert expected_cost(run).memory == pytest.approx(taken, rel=0.17)

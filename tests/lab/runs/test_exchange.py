@@ -11,7 +11,7 @@ import pytest
 import posx
 from posx.lab.data import train_bpe
 from posx.lab.generate import Sampling, generate
-from posx.lab.runs.changes import under
+from posx.lab.runs.changes import change_run
 from posx.lab.runs.folder import RunFolder
 from posx.lab.runs.load import load_model
 from tests import tiny
@@ -180,7 +180,7 @@ def test_window_layers_keep_a_rope_that_all_layers_have(tmp_path):
     oracle.write(tmp_path / "hf", "gemma3_text", oracle.BASES["gemma3_text"] | {"rope_theta": 1e4})
     run, _ = oracle.imported(tmp_path / "hf")
     assert run.layers[0] == run.layers[1]
-    window, full = under(run, "frequencies=yarn(factor=4)").layers
+    window, full = change_run(run, "frequencies=yarn(factor=4)").layers
     assert window == run.layers[0] != full
 
 

@@ -73,9 +73,9 @@ def test_every_declared_key_has_one_kind(name):
 def test_keys_of_other_families_are_refused(name):
     """They ask for nothing if they are null or false. A key that no family has is refused as null too."""
     keys = FAMILIES[name].keys
-    others = {key for key in FOREIGN if "." not in key} - keys.known.keys()
+    others = {key for key in FOREIGN if "." not in key} - keys.kinds.keys()
     assert len(others) > 10
-    for key in (*others, *(key for key, kind in keys.known.items() if kind == "refused")):
+    for key in (*others, *(key for key, kind in keys.kinds.items() if kind == "refused")):
         with pytest.raises(ConfigError, match=f"^{key}=7: it "):
             read(name, **{key: 7})
         assert read(name, **{key: None}) == read(name)

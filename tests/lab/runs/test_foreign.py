@@ -7,9 +7,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from posx.errors import ConfigError, WorkdirError
-from posx.lab.runs.exchange import params_of, run_of
+from posx.lab.runs.exchange import read_params, read_run
 from posx.lab.runs.folder import RunFolder
-from posx.lab.runs.foreign import read
+from posx.lab.runs.foreign import read_model
 from tests import tiny
 
 NORM = "model.norm.weight"
@@ -33,26 +33,26 @@ def test_model_safetensors_goes_before_an_index(capsys, folder):
     """As transformers has it. A notice names the file whose shards are not read."""
     save_file(norm(2), folder / "model-00001-of-00001.safetensors")
     index(folder, **{NORM: "model.safetensors"})
-    assert read(folder).arrays(NORM)[0] == 1 and capsys.readouterr().err == ""
+    assert read_model(folder).arrays(NORM)[0] == 1 and capsys.readouterr().err == ""
     index(folder, **{NORM: "model-00001-of-00001.safetensors"})
-    assert read(folder).arrays(NORM)[0] == 1
+    assert read_model(folder).arrays(NORM)[0] == 1
     assert "model.safetensors is read" in capsys.readouterr().err
     (folder / "model.safetensors").unlink()
-    assert read(folder).arrays(NORM)[0] == 2
+    assert read_model(folder).arrays(NORM)[0] == 2
 
 
 def test_other_safetensors_beside_the_model_are_not_read(folder):
-    before = read(folder)
+    before = read_model(folder)
     for name in ("adapter_model", "consolidated", "model.fp16", "model-00001-of-00002", "zzz"):
         save_file(norm(3) | {name: np.ones(1, np.float32)}, folder / f"{name}.safetensors")
-    found = read(folder)
+    found = read_model(folder)
     assert found.names == {NORM} and found.arrays(NORM)[0] == 1 and found.digest == before.digest
     (folder / "model.safetensors").unlink()
     with pytest.raises(WorkdirError, match=r"holds no model\.safetensors and no model\.safetensors\.index\.json"):
-        read(folder)
+        read_model(folder)
     (folder / "adapter_config.json").write_text("{}")
     with pytest.raises(WorkdirError, match=r"holds an adapter, adapter_config\.json"):
-        read(folder)
+        read_model(folder)
 
 
 def test_shards_hold_each_array_once_and_all_are_read(folder):
@@ -61,12 +61,12 @@ def test_shards_hold_each_array_once_and_all_are_read(folder):
     save_file(norm(4) | {"spare": np.ones(2, np.float32)}, folder / "a.safetensors")
     save_file({"other": np.ones(2, np.float32)}, folder / "b.safetensors")
     index(folder, **{NORM: "a.safetensors", "other": "b.safetensors"})
-    assert read(folder).names == {NORM, "spare", "other"}
+    assert read_model(folder).names == {NORM, "spare", "other"}
     save_file(norm(5), folder / "b.safetensors")
     with pytest.raises(
         WorkdirError, match=r"b\.safetensors and a\.safetensors both hold the array model\.norm\.weight"
     ):
-        read(folder)
+        read_model(folder)
 
 
 def whole(folder, **extra):
@@ -80,9 +80,9 @@ def whole(folder, **extra):
     arrays |= {"lm_head.weight": rng.standard_normal((300, m))} | extra
     arrays = {name: array.astype(np.float32) for name, array in arrays.items() if array is not None}
     save_file(arrays, folder / "model.safetensors")
-    source = read(folder)
-    run = run_of(source, "hf", RunFolder(folder / "run"))
-    return arrays, run, params_of(source, run, "hf")
+    source = read_model(folder)
+    run = read_run(source, "hf", RunFolder(folder / "run"))
+    return arrays, run, read_params(source, run, "hf")
 
 
 def test_arrays_without_a_place_are_refused_by_name(folder):
@@ -122,4 +122,4 @@ def test_arrays_of_other_types_are_refused_by_name(folder, kind):
     text = json.dumps(header).encode()
     (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + numbers.tobytes())
     with pytest.raises(WorkdirError, match=f"the array {NORM} has the type {kind}. Save the model in float32"):
-        read(folder).arrays(NORM)
+        read_model(folder).arrays(NORM)

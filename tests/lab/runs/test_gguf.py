@@ -10,8 +10,8 @@ import pytest
 import posx
 from posx.errors import ConfigError
 from posx.lab.data.tokenizers import BpeTokenizer
-from posx.lab.runs.foreign import read
-from posx.lab.runs.gguf_keys import ARCHITECTURES, check_keys, kind_of
+from posx.lab.runs.foreign import read_model
+from posx.lab.runs.gguf_keys import ARCHITECTURES, check_keys, key_kind
 from tests import tiny
 from tests.lab.commands import refused
 from tests.lab.runs import gguf_table
@@ -78,7 +78,7 @@ def test_every_gguf_key_has_a_kind():
     assert gguf_table.NAMED <= {*gguf_table.known(), *gguf_table.MORE}
     assert [counts["llama"][kind] for kind in gguf_table.KINDS] == [33, 27, 80, 133]
     assert [counts["gemma3"][kind] for kind in gguf_table.KINDS] == [36, 26, 80, 131]
-    assert kind_of("llama.twirl", "llama") == kind_of("qwen2.block_count", "llama") == "refused"
+    assert key_kind("llama.twirl", "llama") == key_kind("qwen2.block_count", "llama") == "refused"
 
 
 def test_gguf_table_of_the_guide_is_the_code():
@@ -145,7 +145,7 @@ def test_gguf_layers_of_gemma3_have_two_bases(capsys, tmp_path):
     write(path, "gemma3", add=[*scaled("linear", 8.0), ("rope_freq_base_swa", 500.0)])
     both = {"sliding_attention": local, "full_attention": rest}
     np.testing.assert_allclose(ours(capsys, path), theirs(path, rope_parameters=both), atol=1e-4, rtol=1e-4)
-    assert read(path).config["rope_parameters"] == both
+    assert read_model(path).config["rope_parameters"] == both
 
 
 #: {the key in the message: (architecture, what is added, what is left out)}
@@ -210,7 +210,7 @@ def test_gguf_keys_that_posx_lacks_are_refused(tmp_path, words):
     architecture, keys, without = REFUSED[words]
     write(tmp_path / "small.gguf", architecture, add=keys, drop=without)
     with pytest.raises(ConfigError) as error:
-        read(tmp_path / "small.gguf")
+        read_model(tmp_path / "small.gguf")
     assert words in str(error.value) and str(error.value).startswith("small.gguf: ")
 
 
@@ -220,7 +220,7 @@ def test_gguf_arrays_of_rope_that_differ_are_refused(tmp_path, words):
     architecture, keys, arrays = REFUSED_ARRAYS[words]
     write(tmp_path / "small.gguf", architecture, add=keys, arrays=arrays)
     with pytest.raises(ConfigError, match=words):
-        read(tmp_path / "small.gguf")
+        read_model(tmp_path / "small.gguf")
 
 
 @pytest.mark.peers
@@ -243,7 +243,7 @@ def test_gguf_keys_without_effect_are_accepted(capsys, tmp_path):
     keys += [("uint32", "tokenizer.ggml.fim_pre_token_id", 7)]
     keys += [("head_count", [4, 4]), ("type", "model"), ("quantization_version", 2)]
     write(odd, add=keys, drop=["head_count"])
-    first, second = read(path), read(odd)
+    first, second = read_model(path), read_model(odd)
     assert second.config == first.config and second.tokenizer == first.tokenizer and second.names == first.names
 
 
@@ -252,7 +252,7 @@ def test_gguf_files_without_optional_keys_are_read(tmp_path):
     """llama.cpp then takes as many key heads as heads, their share of the width, and the base 10000."""
     drop = ["head_count_kv", "key_length", "value_length", "rope_dimension_count", "rope_freq_base", "vocab_size"]
     write(tmp_path / "small.gguf", drop=drop)
-    config = read(tmp_path / "small.gguf").config
+    config = read_model(tmp_path / "small.gguf").config
     assert (config["num_key_value_heads"], config["head_dim"], config["vocab_size"]) == (4, 8, VOCAB)
     assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 1e4}
 
@@ -269,18 +269,18 @@ def test_gguf_begin_and_end_tokens_are_read(tmp_path):
     ):
         keys = [("tokenizer_pre", pre)] + ([] if flag is None else [("add_bos_token", flag)])
         write(path, add=keys, drop=["tokenizer_pre"])
-        found = read(path)
+        found = read_model(path)
         assert (found.config["bos_token_id"], found.config["eos_token_id"]) == (4, 5)
         assert (json.loads(found.tokenizer)["post_processor"] is not None) == begins
         tokenizer = BpeTokenizer(found.tokenizer)
         assert (tokenizer.begin, tokenizer.eos, tokenizer.ends) == (4, 5, (5,))
         assert tokenizer.template == ((4,) if begins else ())
     write(path, drop=["bos_token_id"], add=[("add_bos_token", True)])
-    found = read(path)
+    found = read_model(path)
     assert "bos_token_id" not in found.config and json.loads(found.tokenizer)["post_processor"] is None
     assert BpeTokenizer(found.tokenizer).begin == 5
     write(path, add=[("eom_token_id", 9), ("eot_token_id", 7)])  # as in llama.cpp, a turn and a message end a text too
-    assert BpeTokenizer(read(path).tokenizer).ends == (5, 7, 9)
+    assert BpeTokenizer(read_model(path).tokenizer).ends == (5, 7, 9)
 
 
 @pytest.mark.peers
@@ -291,16 +291,16 @@ def test_gguf_splits_are_those_of_llama_cpp(tmp_path):
         from tokenizers import Tokenizer
 
         write(path, add=[("tokenizer_pre", pre)], drop=["tokenizer_pre"])
-        tokenizer = Tokenizer.from_str(BpeTokenizer(read(path).tokenizer).plain)
+        tokenizer = Tokenizer.from_str(BpeTokenizer(read_model(path).tokenizer).plain)
         return [text[first:last] for _, (first, last) in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
 
     assert pieces("gpt-2") == ["some", " words", " 12345", ",", " words"]
     assert pieces("smollm") == ["some", " words", " ", "1", "2", "3", "4", "5", ",", " words"]
     assert pieces("llama-bpe") == ["some", " words", " ", "123", "45", ",", " words"]
     assert pieces("bloom") == ["some", " words", " 12345", ",", " words"]
-    assert json.loads(read(path).tokenizer)["model"]["ignore_merges"] is False
+    assert json.loads(read_model(path).tokenizer)["model"]["ignore_merges"] is False
     pieces("llama-bpe")
-    assert json.loads(read(path).tokenizer)["model"]["ignore_merges"] is True
+    assert json.loads(read_model(path).tokenizer)["model"]["ignore_merges"] is True
 
 
 @pytest.mark.peers
@@ -312,6 +312,6 @@ def test_gguf_sentencepiece_adds_its_space_by_the_flag(tmp_path):
         path = tmp_path / f"{flag}.gguf"
         keys = [types, ("bos_token_id", 1)] + ([] if flag is None else [("add_space_prefix", flag)])
         write(path, tokens=tokens, add=keys, drop=["bos_token_id"])
-        tokenizer = BpeTokenizer(read(path).tokenizer)
+        tokenizer = BpeTokenizer(read_model(path).tokenizer)
         found = [tokens[one] for one in tokenizer.encode("a")]
         assert found == (["a"] if flag is False else ["\u2581a"]) and tokenizer.begin == 1

@@ -9,7 +9,7 @@ import pytest
 from posx.lab.argv.files import read_config_file
 from posx.lab.config import run_config
 from posx.lab.data import train_bpe
-from posx.lab.runs.checks import checked
+from posx.lab.runs.checks import check_run
 from posx.lab.runs.folder import RunFolder
 from tests import tiny
 
@@ -83,11 +83,11 @@ def test_a_moved_text_is_named_by_flag_and_is_the_same(capsys, site, workdir, te
 
 
 def test_a_finished_run_is_told_by_the_digest_of_its_text(site, whole, tmp_path):
-    run = checked(run_config(read_config_file(str(site / "tiny.py")).sections("t5")))
+    run = check_run(run_config(read_config_file(str(site / "tiny.py")).sections("t5")))
     folder, digest = RunFolder(whole), RunFolder(whole).read_config().text
     moved = dataclasses.replace(run, data=dataclasses.replace(run.data, source=str(tmp_path / "text")))
-    assert folder.finished(dataclasses.replace(moved, text=digest))
-    assert not folder.finished(dataclasses.replace(run, text="another"))
+    assert folder.is_finished(dataclasses.replace(moved, text=digest))
+    assert not folder.is_finished(dataclasses.replace(run, text="another"))
 
 
 def test_another_text_is_refused_unless_asked_for(capsys, site, workdir, text):

@@ -153,7 +153,7 @@ def test_keys_of_no_effect_change_nothing(tmp_path, name):
     """All irrelevant keys at once: the logits of transformers stay, and so do the settings and arrays of posx."""
     keys = FAMILIES[name].keys
     given: dict = {}
-    for key in (key for key, kind in keys.known.items() if kind == "irrelevant"):
+    for key in (key for key, kind in keys.kinds.items() if kind == "irrelevant"):
         outer, _, inner = key.partition(".") if key.startswith("attn_config") else (key, "", "")
         value = VALUES.get(key, 1)
         given |= {outer: {**given.get(outer, {}), inner: value}} if inner else {key: value}

@@ -11,7 +11,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from posx.machine.cores import on_cores, usable_cores
+from posx.machine.cores import bind_cores, usable_cores
 from tests import tiny
 
 pytestmark = pytest.mark.slow
@@ -137,7 +137,7 @@ def test_several_devices_in_each(site, tmp_path):
     workdir, more = tmp_path / "run", ["--mesh=4x1", "--config.train.steps=6", "--config.train.checkpoint_steps=3"]
     for again in (False, True):
         together = [f"--coordinator=127.0.0.1:{free_port()}", "--processes=2"]
-        with on_cores(usable_cores()[:2]):
+        with bind_cores(usable_cores()[:2]):
             processes = [tiny.start(*training(site, workdir, *more), *together, f"--process={n}") for n in range(2)]
         said = all_well(ended(processes))
         assert "4x1 cpu devices of 2 processes" in said and "notice" not in said

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from posx.lab.files.lines import append, read
+from posx.lab.files.lines import append, read_lines
 from posx.machine.cores import usable_cores
 from tests import cheap, tiny
 
@@ -23,12 +23,12 @@ def words(site, workdir, *more) -> list[str]:
 
 
 def attempts(workdir) -> int:
-    return max((row["attempt"] for row in read(workdir / "metrics.jsonl")), default=0)
+    return max((row["attempt"] for row in read_lines(workdir / "metrics.jsonl")), default=0)
 
 
 def last_step(workdir, attempt: int = 1) -> int:
     """The newest step of an attempt that is in the metrics; 0 before its first."""
-    rows = read(workdir / "metrics.jsonl")
+    rows = read_lines(workdir / "metrics.jsonl")
     return max((row["step"] for row in rows if row["attempt"] == attempt), default=0)
 
 
@@ -55,7 +55,8 @@ def assert_same_run(workdir, whole) -> None:
     assert [without_place(row) for row in rows] == [without_place(row) for row in wanted]
     # Of steps that were made twice, the last attempt counts; both must have computed the same.
     losses = {
-        folder: {row["step"]: row["loss"] for row in read(folder / "metrics.jsonl")} for folder in (workdir, whole)
+        folder: {row["step"]: row["loss"] for row in read_lines(folder / "metrics.jsonl")}
+        for folder in (workdir, whole)
     }
     assert losses[workdir] == losses[whole] and set(losses[whole]) == set(range(1, STEPS + 1))
 
@@ -75,7 +76,7 @@ def test_killed_run_ends_bit_for_bit_as_uninterrupted(site, tmp_path, whole):
     with open(workdir / "metrics.jsonl", "a") as file:
         file.write('{"step": 999, "lo')  # what a kill in the middle of a write leaves
     resume_and_compare(site, workdir, whole, saved)
-    made = [row["attempt"] for row in read(workdir / "metrics.jsonl")]
+    made = [row["attempt"] for row in read_lines(workdir / "metrics.jsonl")]
     assert made == sorted(made) and set(made) == {1, 2}
     assert len(json.loads((workdir / "env.json").read_text())["resumed"]) == 1
 
@@ -94,7 +95,7 @@ def test_a_terminated_run_saves_where_it_is_and_goes_on(site, tmp_path, whole):
     assert saved == last_step(workdir) < STEPS
     assert not (workdir / "status.json").exists()
     resume_and_compare(site, workdir, whole, saved)
-    steps = [row["step"] for row in read(workdir / "metrics.jsonl")]
+    steps = [row["step"] for row in read_lines(workdir / "metrics.jsonl")]
     assert steps == sorted(set(steps))
 
 
@@ -114,7 +115,7 @@ def test_a_run_killed_twice_ends_the_same(site, tmp_path, optimized, steps):
     for step in steps:
         saved = kill_after(step, words(site, workdir), workdir, **cheap.AS_USERS_HAVE_IT)
     resume_and_compare(site, workdir, optimized, saved, **cheap.AS_USERS_HAVE_IT)
-    assert {row["attempt"] for row in read(workdir / "metrics.jsonl")} == {1, 2, 3}
+    assert {row["attempt"] for row in read_lines(workdir / "metrics.jsonl")} == {1, 2, 3}
 
 
 def test_damaged_newest_checkpoint_costs_only_steps(capsys, tmp_path, whole, site):
@@ -192,7 +193,7 @@ def test_an_interrupted_evaluation_computes_only_what_is_missing(capsys, tmp_pat
         file.write(lines[1][:40])
     code, _, err = tiny.call(capsys, *words(site, workdir))
     assert code == 0, err
-    rows = read(workdir / "eval.jsonl")
+    rows = read_lines(workdir / "eval.jsonl")
     assert rows[0]["mark"] and len(rows) == len(lines)
     assert [without_place(row) for row in rows[1:]] == [without_place(json.loads(line)) for line in lines[1:]]
     assert (workdir / "DONE").exists()
@@ -204,7 +205,7 @@ def test_rows_after_a_torn_line_are_read(tmp_path):
     with open(path, "a") as file:
         file.write('{"step": 2, "lo')
     append(path, {"step": 2, "loss": 0.5})
-    assert read(path) == [{"step": 1, "loss": "nan"}, {"step": 2, "loss": 0.5}]
+    assert read_lines(path) == [{"step": 1, "loss": "nan"}, {"step": 2, "loss": 0.5}]
     assert "NaN" not in path.read_text()
 
 
@@ -255,7 +256,7 @@ def test_a_sweep_goes_on_after_its_driver_was_killed(capsys, site, whole, tmp_pa
     assert code == 0, err
     assert "1 of 3 runs are finished already" in err
     assert before == {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path in before}
-    assert {1, 2} in [{row["attempt"] for row in read(folder / "metrics.jsonl")} for folder in others]
+    assert {1, 2} in [{row["attempt"] for row in read_lines(folder / "metrics.jsonl")} for folder in others]
     for folder in others:
         assert "not bit for bit" not in (folder / "log.txt").read_text(), "resumed as it was started"
     assert (workdir / "table.md").exists() and list(workdir.glob("**/*.png")) and "| t5 | 3 |" in out
@@ -283,7 +284,7 @@ def test_terminated_sweep_and_run_save_and_resume(site, whole, tmp_path):
     code, _, err = tiny.run(*command)
     assert code == 0, err
     assert_same_run(folder, whole)
-    assert {row["attempt"] for row in read(folder / "metrics.jsonl")} == {1, 2, 3}
+    assert {row["attempt"] for row in read_lines(folder / "metrics.jsonl")} == {1, 2, 3}
 
 
 BREAKS = '''

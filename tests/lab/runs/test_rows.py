@@ -83,7 +83,7 @@ def reseed(workdir, seed: int) -> None:
     run = dataclasses.replace(run, train=dataclasses.replace(run.train, seed=seed))
     folder.write_config(run)
     for step in manifests.steps(folder.checkpoints):
-        path = manifests.path_of(folder.checkpoints, step)
+        path = manifests.manifest_path(folder.checkpoints, step)
         tiny.edit_json(path, lambda old: json.dumps(json.loads(old) | {"run": run.hash}))
 
 
@@ -208,14 +208,14 @@ JUNK = [
 
 def test_junk_among_the_rows_of_a_run_changes_nothing(capsys, workdir):
     run = RunFolder(workdir)
-    logged, measured, before = run.logged(), run.measured(), run.eval_file.read_text()
+    logged, measured, before = run.logged_rows(), run.measured_rows(), run.eval_file.read_text()
     for path in (run.eval_file, run.metrics_file):
         path.write_text("\n".join([*JUNK, path.read_text(), *JUNK, ""]))
     (workdir / "DONE").unlink()
-    assert (run.logged(), run.measured()) == (logged, measured)
+    assert (run.logged_rows(), run.measured_rows()) == (logged, measured)
     run.usual_start()
     evaluated(capsys, workdir)
-    assert run.measured() == measured and run.eval_file.read_text() == before
+    assert run.measured_rows() == measured and run.eval_file.read_text() == before
     job = Job(run.read_config(), run)
     assert job.outcome().startswith("ppl ") and "evaluating" in job.state() and 0 < job.progress() < 1
 
@@ -245,6 +245,6 @@ def test_half_written_files_of_killed_process_are_removed(workdir):
     for path in (*left, alive):
         path.write_text("{")
     run = RunFolder(workdir)
-    with run.held():
+    with run.hold():
         Checkpoints(run.checkpoints).save(99, {"x": np.zeros(2, np.float32)})
     assert alive.exists() and not any(path.exists() for path in left)

@@ -9,7 +9,7 @@ import pytest
 from posx.errors import DataError, WorkdirError
 from posx.lab.data import corpus
 from posx.lab.runs.folder import RunFolder
-from posx.lab.runs.text import text_of
+from posx.lab.runs.text import run_text
 from tests import tiny
 
 
@@ -20,7 +20,7 @@ def imported(workdir, tmp_path):
     data = dataclasses.replace(run.data, source="stdlib")
     asked = dataclasses.replace(run.asked, data=data)
     run = dataclasses.replace(run, text="imported abc", held_out="", data=data, asked=asked)
-    return lambda **asked: text_of(RunFolder(workdir), run, asked | {"cache_dir": str(tmp_path / "cache")})
+    return lambda **asked: run_text(RunFolder(workdir), run, asked | {"cache_dir": str(tmp_path / "cache")})
 
 
 @pytest.fixture
@@ -59,12 +59,12 @@ def test_equal_targets_have_one_name(imported, held, workdir, site, tmp_path):
         imported(validation=str(renamed)),
         imported(validation=str(tmp_path / "ids.npy")),
         imported(source=str(split)),
-        text_of(folder, run, {"validation": str(held)}),
+        run_text(folder, run, {"validation": str(held)}),
     ]
     name = alone.held_out_digest
     assert {one.held_out_digest for one in found} == {name} and name != run.held_out
     assert all(np.array_equal(one.validation.token_bytes, alone.validation.token_bytes) for one in found)
-    again = [text_of(folder, run, asked) for asked in ({}, {"source": str(site / "text")})]
+    again = [run_text(folder, run, asked) for asked in ({}, {"source": str(site / "text")})]
     assert {(one.digest, one.held_out_digest) for one in again} == {(run.text, run.held_out)}
 
 
@@ -85,7 +85,7 @@ def test_a_text_that_is_not_named_is_asked_for(imported):
 def test_a_training_text_that_is_gone_is_not_needed(workdir, held, site, tmp_path, capsys):
     tiny.edit_json(workdir / "config.json", lambda old: old.replace(str(site / "text"), str(tmp_path / "gone")))
     folder = RunFolder(workdir)
-    found = text_of(folder, folder.read_config(), {"validation": str(held)})
+    found = run_text(folder, folder.read_config(), {"validation": str(held)})
     assert len(found.train.tokens) == 0 and found.held_out_digest != folder.read_config().held_out
     said = capsys.readouterr().err
     assert "is no longer at" in said and "is measured on other text than in training" in said

@@ -10,7 +10,7 @@ from posx.lab.results.table import missing_runs
 from posx.lab.runs import damage
 from posx.lab.runs.damage import damages
 from posx.lab.runs.folder import RunFolder
-from posx.lab.runs.text import at_hand
+from posx.lab.runs.text import with_saved_tokenizer
 from tests import tiny
 from tests.lab.runs.test_damage import KINDS, arrays, flip, lines
 
@@ -61,10 +61,10 @@ def test_a_damaged_tokenizer_replaces_no_lost_one(workdir):
     folder = RunFolder(workdir)
     run = folder.read_config()
     lost = dataclasses.replace(run, data=dataclasses.replace(run.data, tokenizer=str(workdir / "lost.json")))
-    assert at_hand(folder, lost).data.tokenizer == str(folder.tokenizer_file)
+    assert with_saved_tokenizer(folder, lost).data.tokenizer == str(folder.tokenizer_file)
     KINDS["tokenizer edited"][0](workdir)
     with pytest.raises(WorkdirError, match="does not match its checksum"):
-        at_hand(folder, lost)
+        with_saved_tokenizer(folder, lost)
 
 
 def test_a_child_with_another_tokenizer_is_refused(capsys, child):
@@ -76,7 +76,7 @@ def test_a_child_with_another_tokenizer_is_refused(capsys, child):
 
 def test_damage_in_a_folder_in_use_is_named(workdir):
     flip(arrays(workdir))
-    with RunFolder(workdir).held():
+    with RunFolder(workdir).hold():
         assert [one.path.name for one in damages(RunFolder(workdir))] == ["32"]
 
 
@@ -101,4 +101,4 @@ def test_a_run_without_a_whole_row_is_listed(workdir, change):
 def test_damaged_arrays_are_not_drawn_as_initialised(workdir, caplog):
     file = arrays(workdir)
     file.write_bytes(file.read_bytes()[:1000])
-    assert effects.encodings_of(workdir) == [] and "is not drawn" in caplog.text
+    assert effects.folder_encodings(workdir) == [] and "is not drawn" in caplog.text

@@ -9,10 +9,10 @@ import pytest
 
 from posx.encodings import Encoding, Shaw
 from posx.errors import ConfigError
-from posx.lab.argv import words_of
-from posx.lab.argv.files import config_of as config_named
+from posx.lab.argv import split_words
+from posx.lab.argv.files import read_config as config_named
 from posx.lab.argv.files import read_config_file
-from posx.lab.config import RunConfig, base_config, run_config, sections_of
+from posx.lab.config import RunConfig, base_config, read_sections, run_config
 from posx.lab.sweeps.plan import plan
 from tests import tiny
 
@@ -33,7 +33,7 @@ def config_of(**axes):
 
 
 def planned(tmp_path, **axes):
-    return {job.name: job.run for job in plan(sections_of(config_of(**axes)), tmp_path)}
+    return {job.name: job.run for job in plan(read_sections(config_of(**axes)), tmp_path)}
 
 
 def test_every_combination_is_a_run_named_by_what_varies(tmp_path):
@@ -72,9 +72,9 @@ def test_the_lists_are_short_for_axes_which_override_them(tmp_path):
     config = config_of(train__seed=(3,))
     config.sweep.update(encodings=("rope", "my.module:Mine"), seeds=(0, 1), train_lens=(32, 64))
     with pytest.raises(ConfigError, match=r"encoding 'my.module:Mine' cannot be imported"):
-        plan(sections_of(config), tmp_path)
+        plan(read_sections(config), tmp_path)
     config.sweep.encodings = ("rope", "alibi")
-    assert [job.name for job in plan(sections_of(config), tmp_path)] == [
+    assert [job.name for job in plan(read_sections(config), tmp_path)] == [
         f"{encoding}-L{length}-s3" for length in (32, 64) for encoding in ("rope", "alibi")
     ]
 
@@ -82,7 +82,7 @@ def test_the_lists_are_short_for_axes_which_override_them(tmp_path):
 def test_name_alone_means_the_encoding_the_config_chose(tmp_path):
     config = base_config("rope(base=50)")
     config.sweep.axes = {"encoding": ("rope", "rope(base=10000)", "alibi")}
-    runs = {job.name: job.run.layers[0] for job in plan(sections_of(config), tmp_path)}
+    runs = {job.name: job.run.layers[0] for job in plan(read_sections(config), tmp_path)}
     assert list(runs) == ["rope-base=50-L64-s0", "rope-L64-s0", "alibi-L64-s0"]
     assert [runs[name].base for name in list(runs)[:2]] == [50.0, 10000.0]
 
@@ -168,7 +168,7 @@ def test_finished_runs_are_found_whatever_their_folder_name(capsys, site, whole,
 
 def started(workdir, **axes):
     """The folder's name of a run of one job that has begun."""
-    (job,) = plan(sections_of(config_of(**axes)), workdir)
+    (job,) = plan(read_sections(config_of(**axes)), workdir)
     job.folder.path.mkdir(parents=True, exist_ok=True)
     job.folder.write_config(job.run)
     return job.name
@@ -308,7 +308,7 @@ def test_axes_are_printed_as_they_can_be_typed(capsys, site, tmp_path):
     _, printed, _ = tiny.call(capsys, *words)
     typed = [shlex.split(line)[0] for line in printed.splitlines() if line.startswith(("-", "'"))]
     first = read_config_file(str(tmp_path / "axes.py")).sections()
-    again = config_named(words_of(["--config", str(site / "tiny.py"), *typed], {}))
+    again = config_named(split_words(["--config", str(site / "tiny.py"), *typed], {}))
     assert [job.point for job in plan(again, tmp_path)] == [job.point for job in plan(first, tmp_path)]
     assert run_config(again) == run_config(first)
     assert "--config.sweep.axes.encoding=rope(base=5),rope+alibi," in printed
@@ -376,7 +376,7 @@ def test_zip_takes_lists_by_short_and_long_names(tmp_path):
     found = []
     for name in ("encoding", "encodings"):
         config.sweep.zip = (f"{name} + train.learning_rate", "data.source+data.tokenizer")
-        found.append([job.run for job in plan(sections_of(config), tmp_path)])
+        found.append([job.run for job in plan(read_sections(config), tmp_path)])
     told = [(r.encoding, r.train.learning_rate, r.data.source, r.data.tokenizer) for r in found[0]]
     assert told == [
         (*pair, *text) for pair in (("rope", 1e-3), ("alibi", 2e-3)) for text in (("a", "bytes"), ("b", "bpe"))
@@ -407,7 +407,7 @@ def test_two_equal_steps_of_zipped_axes_are_refused(tmp_path):
     config = config_of(model__model_dim=(64, 128, 64), model__num_heads=(4, 8, 4))
     config.sweep.zip = ("model.model_dim+model.num_heads",)
     with pytest.raises(ConfigError, match=r"model.model_dim\+model.num_heads names a value twice: 64 with 4"):
-        plan(sections_of(config), tmp_path)
+        plan(read_sections(config), tmp_path)
 
 
 @pytest.mark.slow

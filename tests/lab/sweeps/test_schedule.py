@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from posx.errors import ConfigError
-from posx.lab.config import base_config, sections_of
+from posx.lab.config import base_config, read_sections
 from posx.lab.progress import duration
 from posx.lab.runs.folder import RunFolder
 from posx.lab.sweeps.engines import local as machine
@@ -92,7 +92,7 @@ def test_a_number_of_runs_that_is_asked_for_is_taken(jobs, at_once, width):
 def test_the_longest_run_is_first_and_shared_programs_are_apart(tmp_path):
     config = base_config("rope")
     config.sweep.update(encodings=("rope", "nope"), seeds=(0, 1), train_lens=(64, 128))
-    jobs = plan(sections_of(config), tmp_path)
+    jobs = plan(read_sections(config), tmp_path)
     order = [job.name for job in sorted(jobs, key=lambda job: job.cost.order)]
     assert order == [f"{e}-L{length}-s{s}" for length in (128, 64) for s in (0, 1) for e in ("rope", "nope")]
 
@@ -101,7 +101,7 @@ def test_work_on_pairs_costs_more_and_undefined_lengths_nothing(tmp_path):
     config = base_config("rope")
     config.sweep.update(encodings=("learned", "nope", "shaw"), train_lens=(64,))
     config.eval.lengths = (64, 1024)
-    learned, nope, shaw = (job.cost for job in plan(sections_of(config), tmp_path))
+    learned, nope, shaw = (job.cost for job in plan(read_sections(config), tmp_path))
     assert shaw.order < nope.order < learned.order and (learned.lengths, nope.lengths) == (1, 2)
 
 
@@ -114,7 +114,7 @@ def starts(monkeypatch, tmp_path):
         engine = LocalEngine([], 0)
         engine.schedule, engine.cores = schedule, cores
         engine.running = [SimpleNamespace(cores=taken) for taken in running]
-        task = SimpleNamespace(folder=RunFolder(tmp_path), output=None, hand_over=list, cost=HOUR)
+        task = SimpleNamespace(folder=RunFolder(tmp_path), output=None, prepare_worker=list, cost=HOUR)
         while count and (worker := engine.start(task)):
             engine.running.append(worker)
             count -= 1
@@ -135,7 +135,7 @@ def test_concurrent_runs_have_cores_of_their_own(starts):
 
 
 def test_an_accelerator_serves_one_run_at_a_time(monkeypatch, starts):
-    monkeypatch.setattr(machine, "on_cpus", lambda: False)
+    monkeypatch.setattr(machine, "uses_cpus", lambda: False)
     runs = [SimpleNamespace(cost=HOUR)] * 3
     engine = LocalEngine(runs, 0)
     assert (engine.schedule.at_once, engine.cores, str(engine.schedule)) == (1, (), "one run at a time")
@@ -148,10 +148,10 @@ def test_a_process_that_cannot_be_bound_is_told_its_devices(monkeypatch):
     monkeypatch.delattr(os, "sched_setaffinity", raising=False)
     monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
     monkeypatch.setenv("XLA_FLAGS", "")
-    told = [machine.environment(HOUR, cores).get("JAX_NUM_CPU_DEVICES") for cores in (0, 1, 3, 4)]
+    told = [machine.core_variables(HOUR, cores).get("JAX_NUM_CPU_DEVICES") for cores in (0, 1, 3, 4)]
     assert told == [None, "1", "2", "4"]
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")
-    assert machine.environment(HOUR, 4)["JAX_NUM_CPU_DEVICES"] == "8"
+    assert machine.core_variables(HOUR, 4)["JAX_NUM_CPU_DEVICES"] == "8"
 
 
 class MadeUp(machine.Engine):
@@ -174,7 +174,7 @@ class MadeUp(machine.Engine):
 
         return SimpleNamespace(
             task=task, code=look, begun=True, lines=lambda: ["a line"], why=lambda code: f"code {code}",
-            terminate=lambda: None, kill_after=lambda seconds: None,
+            terminate=lambda: None, kill_later=lambda seconds: None,
         )  # fmt: skip
 
 

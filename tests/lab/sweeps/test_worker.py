@@ -29,7 +29,7 @@ def here(monkeypatch):
     def call(capsys, *words: object) -> tuple[int, str, str]:
         capsys.readouterr()
         with jax.numpy_dtype_promotion("standard"):
-            code = worker.main([*map(str, words)])
+            code = worker.run_worker([*map(str, words)])
         return code, *capsys.readouterr()
 
     return call
@@ -46,11 +46,11 @@ def test_a_worker_ends_when_its_sweep_does(whole):
 def test_a_worker_resumes_the_run_of_its_folder(capsys, here, whole, tmp_path):
     """A finished run keeps every row; no setting is resolved, and no check of settings is made again."""
     folder = RunFolder(shutil.copytree(whole, tmp_path / "run"))
-    Job(folder.read_config(), folder).hand_over()
+    Job(folder.read_config(), folder).prepare_worker()
     (folder.path / "DONE").unlink()
     rows = folder.eval_file.read_bytes()
     code, out, err = here(capsys, folder.path)
-    assert code == 0 and not out and folder.finished(folder.read_config()), err
+    assert code == 0 and not out and folder.is_finished(folder.read_config()), err
     assert folder.eval_file.read_bytes() == rows
 
 
@@ -58,7 +58,7 @@ def test_a_worker_refuses_edited_or_missing_settings(capsys, here, whole, tmp_pa
     folder = RunFolder(shutil.copytree(whole, tmp_path / "run"))
     code, _, err = here(capsys, folder.path)
     assert code == 4 and "there is no asked.json in it" in err and len(err.splitlines()) == 1
-    Job(folder.read_config(), folder).hand_over()
+    Job(folder.read_config(), folder).prepare_worker()
     folder.asked_file.write_text(folder.asked_file.read_text().replace('"steps": 32', '"steps": 33'))
     code, _, err = here(capsys, folder.path)
     assert code == 4 and "does not match its checksum" in err and len(err.splitlines()) == 1
@@ -68,7 +68,7 @@ def test_a_worker_prints_the_rows_of_a_request(capsys, here, whole, tmp_path):
     folder = RunFolder(shutil.copytree(whole, tmp_path / "run"))
     run = folder.read_config()
     task = Evaluation(run, folder, tmp_path / "rows", Request(folder, run, run, {}))
-    code, out, _ = here(capsys, *task.hand_over())
+    code, out, _ = here(capsys, *task.prepare_worker())
     printed, stored = [json.loads(line) for line in out.splitlines()], tiny.rows(folder.eval_file)
     assert code == 0 and len(printed) == len(stored) and stored[0]["run_id"] == "whole"
     renamed = {"run_id": "run", "checksum": ""}  # the folder is a copy

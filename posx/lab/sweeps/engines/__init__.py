@@ -15,7 +15,7 @@ from posx.notices import say
 LIBRARIES = {"": "", "ray": "ray", "slurm": "submitit"}
 
 
-def engine_of(values: dict[str, Any], jobs: Sequence[Job]) -> Engine:
+def make_engine(values: dict[str, Any], jobs: Sequence[Job]) -> Engine:
     """Return the engine that the flags name, for the runs of the plan."""
     where, _, address = values["on"].partition(":")
     if where == "ray":
@@ -29,7 +29,7 @@ def engine_of(values: dict[str, Any], jobs: Sequence[Job]) -> Engine:
     return LocalEngine(jobs, values["jobs"])
 
 
-def check(values: dict[str, Any]) -> None:
+def check_flags(values: dict[str, Any]) -> None:
     """Check the flags of engines: raise ConfigError, or print a notice if no runs are to be made."""
     where, cpus, gpus = values["on"].partition(":")[0], values["cpus"], values["gpus"]
     if where not in LIBRARIES:

@@ -25,8 +25,8 @@ from posx.lab.progress import Meter
 from posx.lab.runs.folder import RunFolder
 from posx.lab.sweeps.schedule import Cost, Schedule, choose
 from posx.lab.sweeps.tasks import Evaluation, Job, Task
-from posx.machine.cores import let_go, on_cores, usable_cores, usable_memory
-from posx.machine.guard import on_cpus
+from posx.machine.cores import bind_cores, release_process, usable_cores, usable_memory
+from posx.machine.guard import uses_cpus
 from posx.notices import say
 
 #: How often a task is started if it is stopped from outside, as schedulers do.
@@ -82,7 +82,7 @@ class Worker:
         """Tell the process to save and end."""
         self.process.terminate()
 
-    def kill_after(self, seconds: float) -> None:
+    def kill_later(self, seconds: float) -> None:
         """Wait for the process to end, but end it after some seconds."""
         try:
             self.process.wait(seconds)
@@ -122,7 +122,7 @@ class Engine:
         """Start a task beside the `running` workers, or return None if it must wait. Raises PosxError."""
         raise NotImplementedError
 
-    def got_on(self, worker: Worker) -> None:
+    def follow_up(self, worker: Worker) -> None:
         """Follow up on some progress of a worker."""
 
     def close(self) -> None:
@@ -146,15 +146,15 @@ class Engine:
                 while self.waiting or self.running:
                     self.launch()
                     time.sleep(WAIT_SECONDS)
-                    interrupts.check()
+                    interrupts.raise_pending()
                     self.look(echo, ended)
         finally:
-            with interrupts.saved_first():  # a second SIGTERM must not cost them their save
+            with interrupts.save_first():  # a second SIGTERM must not cost them their save
                 for worker in self.running:
                     worker.terminate()
                 end = time.monotonic() + STOP_SECONDS
                 for worker in self.running:
-                    worker.kill_after(max(end - time.monotonic(), 0))
+                    worker.kill_later(max(end - time.monotonic(), 0))
                 self.close()
         return self.failed
 
@@ -203,7 +203,7 @@ class Engine:
             if (part := task.progress()) > self.parts[task.folder]:  # the start is over
                 self.parts[task.folder] = part
                 self.left[task.folder] = self.seconds(task) - task.cost.start
-                self.got_on(worker)
+                self.follow_up(worker)
         for worker, code in codes:
             self.running.remove(worker)
             if code == Stopped.exit_code and self.starts[worker.task.folder] < STARTS:
@@ -237,7 +237,7 @@ class LocalEngine(Engine):
     """
 
     def __init__(self, tasks: Sequence[Task], jobs: int):
-        self.cores = usable_cores() if on_cpus() else ()
+        self.cores = usable_cores() if uses_cpus() else ()
         if self.cores:
             self.schedule = choose([task.cost for task in tasks], len(self.cores), usable_memory(), jobs)
             self.pace = 1.0 if all(isinstance(task, Evaluation) and task.cost.flops for task in tasks) else None
@@ -251,7 +251,7 @@ class LocalEngine(Engine):
         """Run tasks. If they train, the matrix products are measured first, before tasks compete for the cores."""
         if tasks and isinstance(tasks[0], Job):
             words = [str(cache_folder(tasks[0].run.data) / "machine"), tasks[0].run.model.dtype]
-            with on_cores(self.cores[: self.schedule.width]):
+            with bind_cores(self.cores[: self.schedule.width]):
                 subprocess.run([sys.executable, "-P", "-c", MEASURE, *words], check=False, stdin=subprocess.DEVNULL)
         return super().run(tasks, *how, **more)
 
@@ -262,18 +262,18 @@ class LocalEngine(Engine):
         load = Counter(core for worker in self.running for core in worker.cores)
         cores = tuple(sorted(sorted(self.cores, key=load.__getitem__)[: self.schedule.width]))
         worker = Worker(task, cores)
-        output, env = task.output or worker.log, environment(task.cost, len(cores))
-        with disk_errors(output), on_cores(cores):
-            worker.process = _process(task.hand_over(), output, worker.log, env)
+        output, env = task.output or worker.log, core_variables(task.cost, len(cores))
+        with disk_errors(output), bind_cores(cores):
+            worker.process = _process(task.prepare_worker(), output, worker.log, env)
         return worker
 
-    def got_on(self, worker: Worker) -> None:
+    def follow_up(self, worker: Worker) -> None:
         """Spread a process over all cores once it has its devices, if there are more processes than cores."""
         if len(self.running) > len(self.cores) > 0:
-            let_go(worker.process.pid, self.cores)
+            release_process(worker.process.pid, self.cores)
 
 
-def environment(cost: Cost, cores: int) -> dict[str, str]:
+def core_variables(cost: Cost, cores: int) -> dict[str, str]:
     """Return the variables of a process on some cores. They name the number of devices if it cannot be bound to cores.
 
     A number of devices that the user has set stays.
@@ -300,11 +300,11 @@ class RemoteCommand:
     began: str
 
     @classmethod
-    def of(cls, task: Task, cpus: int, **more: Any) -> Self:
+    def from_task(cls, task: Task, cpus: int, **more: Any) -> Self:
         """Return the command that runs a task with the settings of this process, on `cpus` CPUs. Raises PosxError."""
         devices = {"JAX_NUM_CPU_DEVICES": str(cpus), "NPROC": str(cpus)}
         kept = {k: v for k, v in os.environ.items() if k.startswith(CARRIED) and "TOKEN" not in k}
-        return cls(task.hand_over(), task.folder, devices | kept, os.getcwd(), **more)
+        return cls(task.prepare_worker(), task.folder, devices | kept, os.getcwd(), **more)
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start the command once no process holds its folder. It ends with this process.

@@ -34,7 +34,7 @@ RETRIES = 5
 CONNECT_SECONDS = 10.0
 
 
-def carry_out(command: RemoteCommand) -> tuple[int, str]:
+def run_remotely(command: RemoteCommand) -> tuple[int, str]:
     """Run a command as a task of Ray. Return its exit code and, if it could not be started, the reason."""
     here, sweep = platform.node(), command.folder.path.parent
     if not command.folder.asked_file.exists():
@@ -97,7 +97,7 @@ class Remote(Worker):
         if self.begun:
             ray.cancel(self.ref)
 
-    def kill_after(self, seconds: float) -> None:
+    def kill_later(self, seconds: float) -> None:
         """Wait for the task to end, but end it after some seconds."""
         import ray
 
@@ -120,7 +120,7 @@ class RayEngine(Engine):
 
     def run(self, tasks: Sequence[Task], *how: Any, **more: Any) -> dict[RunFolder, str]:
         """Connect to the cluster and run the tasks. Raises ConfigError if there is no cluster."""
-        _warn_of(tasks[0].folder.path.parent)
+        _warn_folder(tasks[0].folder.path.parent)
         self._connect()
         memory = max(map(_memory, tasks))
         places = sum(self._places(node, memory) for node in self._nodes())
@@ -144,7 +144,7 @@ class RayEngine(Engine):
             "max_retries": RETRIES, "name": task.name,
         }  # fmt: skip
         worker = Remote(task, None)
-        worker.ref = ray.remote(**options)(carry_out).remote(RemoteCommand.of(task, self.cpus))
+        worker.ref = ray.remote(**options)(run_remotely).remote(RemoteCommand.from_task(task, self.cpus))
         return worker
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ class RayEngine(Engine):
         try:
             if host and port.isdecimal():  # Ray itself tries for minutes
                 socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
-            with interrupts.kept():  # Ray takes SIGTERM for itself
+            with interrupts.keep_handlers():  # Ray takes SIGTERM for itself
                 ray.init(
                     self.address or None, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
                 )
@@ -184,7 +184,7 @@ class RayEngine(Engine):
         return int(min(node["Resources"].get(name, 0) // need for name, need in needs.items() if need))
 
 
-def _warn_of(folder: Path) -> None:
+def _warn_folder(folder: Path) -> None:
     """Print a notice if a folder is on a file system that several machines cannot share safely."""
     try:
         mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="surrogateescape").splitlines()

@@ -21,7 +21,7 @@ from typing import Any
 
 from posx.errors import ConfigError, PosxError, Stopped, WorkdirError
 from posx.lab.files.atomic import is_alive, write_json
-from posx.lab.files.lines import parsed
+from posx.lab.files.lines import parse_json
 from posx.lab.runs.folder import RunFolder
 from posx.lab.sweeps.engines.local import STARTS, Engine, RemoteCommand, finish, log_file, stop
 from posx.lab.sweeps.schedule import PROCESS_MEMORY
@@ -93,9 +93,9 @@ class SlurmEngine(Engine):
             if why := job.failure():
                 say(f"{job.name} has failed ({why})")
         workdir = tasks[0].folder.path.parent
-        stored = _stored(workdir)
+        stored = _read_submissions(workdir)
         asked = stored.get("digests", {})
-        alive = {name: number for name, (number, state) in jobs_of(workdir).items() if state in ALIVE}
+        alive = {name: number for name, (number, state) in submitted_jobs(workdir).items() if state in ALIVE}
         digests = {job.name: job.run.hash for job in tasks}
         for name, wanted in digests.items():
             if name in alive and asked.get(name, wanted) != wanted:
@@ -143,7 +143,7 @@ class SlurmEngine(Engine):
             with executor.batch():
                 for task in tasks:
                     log_file(task)
-                    jobs.append(executor.submit(QueuedCommand.of(task, self.cpus, save_seconds=seconds)))
+                    jobs.append(executor.submit(QueuedCommand.from_task(task, self.cpus, save_seconds=seconds)))
         return {task.name: job.job_id for task, job in zip(tasks, jobs, strict=True)}
 
 
@@ -185,22 +185,22 @@ def _one_line() -> Iterator[None]:
         raise ConfigError(f"--on slurm: {' '.join(str(error).split())[:300]}") from None
 
 
-def _stored(workdir: Path) -> dict[str, Any]:
+def _read_submissions(workdir: Path) -> dict[str, Any]:
     """Return the stored facts of earlier submissions, none if there were none. Raises WorkdirError."""
     try:
-        return parsed((workdir / FOLDER / JOBS).read_text(encoding="utf-8"))
+        return parse_json((workdir / FOLDER / JOBS).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise WorkdirError(f"{workdir / FOLDER / JOBS} cannot be read: {error}") from None
 
 
-def jobs_of(workdir: Path) -> dict[str, tuple[str, str]]:
+def submitted_jobs(workdir: Path) -> dict[str, tuple[str, str]]:
     """Return {run: (its job, the state of that)} of the runs that were submitted from `workdir`.
 
     The state is ENDED if SLURM does not list the job any more, and UNKNOWN if SLURM does not answer.
     """
-    stored = _stored(workdir)
+    stored = _read_submissions(workdir)
     if not stored.get("jobs"):
         return {}
     try:
@@ -210,19 +210,19 @@ def jobs_of(workdir: Path) -> dict[str, tuple[str, str]]:
             "these runs are jobs of SLURM. To query them, install submitit: pip install 'posx[slurm]'"
         ) from None
     if stored["cluster"] != "local":
-        return _told_by_slurm(stored["jobs"])
-    found = {}
+        return _query_slurm(stored["jobs"])
+    jobs = {}
     for name, number in stored["jobs"].items():
         state = "NO"
         with contextlib.suppress(Exception):
             state = submitit.LocalJob(workdir / FOLDER, number).state.split()[0]
         if state == "NO":  # process that this one has started
             state = "RUNNING" if is_alive(number) else "ENDED"
-        found[name] = number, state
-    return found
+        jobs[name] = number, state
+    return jobs
 
 
-def _told_by_slurm(jobs: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+def _query_slurm(jobs: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Ask SLURM once for all jobs: sacct, then squeue for the jobs that it does not know, as without accounting."""
     from submitit.slurm.slurm import SlurmInfoWatcher
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from posx.attention import Mask, attend, causal, full
-from posx.conformance.executors import decoded
+from posx.conformance.executors import decode_spans
 from posx.conformance.findings import Findings
 from posx.conformance.rounding import SHIFTS, single_outputs
 from posx.conformance.subject import (
@@ -23,12 +23,12 @@ from posx.conformance.subject import (
     ORDER,
     PREFIX,
     CheckSubject,
-    in_float64,
     one_document,
+    run_in_float64,
     single,
     variant,
 )
-from posx.contract import HOOKS, Chain, Encoding, acting, distance_terms, shapes
+from posx.contract import HOOKS, Chain, Encoding, acting_hooks, distance_terms, shapes
 from posx.errors import ConfigError, UndefinedLength
 
 #: Hooks that map token vectors, so that results have the type of these. All other results are at least float32.
@@ -46,12 +46,12 @@ def check_hooks(subject: CheckSubject, findings: Findings) -> None:
 
     Vectors keep their type. All else is float32, or float64 if 64-bit types are on.
     """
-    for vectors, found in subject.types.items():
-        if isinstance(found, ConfigError):
-            remedy = next((f". {remedy}" for word, remedy in REMEDIES.items() if word in str(found)), "")
-            findings.holds(False, f"with {vectors} vectors, under strict rank and type promotion: {found}{remedy}")
+    for vectors, types in subject.types.items():
+        if isinstance(types, ConfigError):
+            remedy = next((f". {remedy}" for word, remedy in REMEDIES.items() if word in str(types)), "")
+            findings.holds(False, f"with {vectors} vectors, under strict rank and type promotion: {types}{remedy}")
             continue
-        for hook, kinds in found.items():
+        for hook, kinds in types.items():
             by_vectors = hook in BY_VECTORS
             wanted = "float32" if vectors == "bfloat16" and not by_vectors else vectors
             cast = "the vectors' own type, such as .astype(vectors.dtype)" if by_vectors else "at least float32"
@@ -76,12 +76,12 @@ def check_eager(subject: CheckSubject, findings: Findings) -> None:
     """Compare each hook outside jit with the hook inside, and at float positions with integer ones."""
     called, rough = shapes.hook_shapes(subject.encoding, subject.dims), subject.rough
     params = single(subject.floats.params)
-    given = {hook: _filled(hook, arguments) for hook, (arguments, _) in called.items()}
+    given = {hook: _make_arrays(hook, arguments) for hook, (arguments, _) in called.items()}
 
     def all_hooks(params: Any, given: dict[str, Any]) -> dict[str, Any]:
         return {hook: getattr(subject.encoding, hook)(params, *arguments) for hook, arguments in given.items()}
 
-    run = subject.compiled("hooks", all_hooks)
+    run = subject.compile("hooks", all_hooks)
     wanted = jax.device_get(run(params, given))
     findings.equal("outside jit:", all_hooks(*jax.tree.map(jnp.asarray, (params, given))), wanted, rough, rough)
     if not subject.encoding.integer_positions:
@@ -94,7 +94,7 @@ def _is_positions(array: Any) -> bool:
     return array.dtype == np.int32 and len(array.shape) == 1
 
 
-def _filled(hook: str, arguments: Any) -> Any:
+def _make_arrays(hook: str, arguments: Any) -> Any:
     """Make arrays for shapes: positions from 1, distances from -2, random floats, and all pairs visible."""
     rng = np.random.default_rng(0)
 
@@ -115,23 +115,23 @@ def _filled(hook: str, arguments: Any) -> Any:
 def check_shift_invariant(subject: CheckSubject, findings: Findings) -> None:
     """Check that adding one constant to all positions changes nothing, or something if declared False."""
     if not subject.encoding.shift_invariant:
-        still, *moved = (subject.outputs(slots) for _, slots in subject.shifted((0, *SHIFTS), one_document(ORDER)))
+        still, *moved = (subject.outputs(slots) for _, slots in subject.shift_slots((0, *SHIFTS), one_document(ORDER)))
         problem = "shift_invariant = False, but adding a constant to all positions changes nothing"
         return findings.differ(problem, moved, [still] * len(moved))
     still = subject.outputs(subject.near)
-    for shift, slots in subject.shifted(SHIFTS):
-        found = subject.outputs(slots)
-        findings.equal(f"positions moved by {shift}: outputs", found, still, max(1e-7, subject.exact))
+    for shift, slots in subject.shift_slots(SHIFTS):
+        outputs = subject.outputs(slots)
+        findings.equal(f"positions moved by {shift}: outputs", outputs, still, max(1e-7, subject.exact))
 
 
 def check_prefix(subject: CheckSubject, findings: Findings) -> None:
     """Check that vectors, positions and number of later tokens do not change earlier outputs."""
     later, slots, exact = ORDER[0] >= PREFIX, subject.unpacked, subject.exact
-    floats, before = subject.floats.changed(later), subject.outputs(slots)[:, :PREFIX]
+    floats, before = subject.floats.change_tokens(later), subject.outputs(slots)[:, :PREFIX]
     moved = slots._replace(pos=np.where(later, slots.pos[:, ::-1], slots.pos))
     findings.equal("if later tokens change: outputs", subject.outputs(slots, floats)[:, :PREFIX], before, 0)
     findings.equal("if later tokens move too: outputs", subject.outputs(moved, floats)[:, :PREFIX], before, exact)
-    findings.equal("without later tokens: outputs", decoded(subject, [slice(0, PREFIX)]), before, exact)
+    findings.equal("without later tokens: outputs", decode_spans(subject, [slice(0, PREFIX)]), before, exact)
 
 
 def check_reach(subject: CheckSubject, findings: Findings) -> None:
@@ -142,10 +142,10 @@ def check_reach(subject: CheckSubject, findings: Findings) -> None:
     reach = subject.encoding.reach
     if reach is None or not subject.encoding.acts_on("by_distance"):
         return findings.nothing(f"no reach is declared{_measured_reach(subject)}")
-    far, near = subject.defined(reach + np.array([0, 1, 2, 1000, 100_000])), np.arange(reach)[-1000:]
+    far, near = subject.defined_distances(reach + np.array([0, 1, 2, 1000, 100_000])), np.arange(reach)[-1000:]
     if not far.size:
         return findings.nothing(f"reach = {reach} is beyond max_position = {subject.encoding.max_position}")
-    for name, term in _by_distance(subject, np.concatenate([far, -far, near])).items():
+    for name, term in _distance_terms(subject, np.concatenate([far, -far, near])).items():
         past, future, inside = np.split(term, [len(far), 2 * len(far)])
         for side, rows in (("past", past), ("future", future)):
             first = np.broadcast_to(rows[:1], rows.shape)
@@ -162,12 +162,12 @@ _FASTER = "Attention is faster with"
 
 def _measured_reach(subject: CheckSubject) -> str:
     """Say from which distance on vectors by distance are constant, "" if there is none or no vector."""
-    distances = subject.defined(np.concatenate([np.arange(LOOKED_AT + 1), 2 ** np.arange(11, 24)]))
+    distances = subject.defined_distances(np.concatenate([np.arange(LOOKED_AT + 1), 2 ** np.arange(11, 24)]))
     vectors = distance_terms(subject.encoding, subject.floats.params).keys() & {"query", "key", "value"}
     if not vectors or distances[-1] <= LOOKED_AT:
         return ""
     changes = np.zeros(len(distances), bool)
-    for term in _by_distance(subject, np.concatenate([distances, -distances])).values():
+    for term in _distance_terms(subject, np.concatenate([distances, -distances])).values():
         for side in np.split(term, 2):
             changes |= (side != side[-1:]).reshape(len(side), -1).any(axis=1)
     reach = int(changes.nonzero()[0].max(initial=-1)) + 1
@@ -189,8 +189,8 @@ def check_fades(subject: CheckSubject, findings: Findings) -> None:
 
 def _problems_with_fading(subject: CheckSubject) -> list[str]:
     """List why the bias by distance, or the token bias, does not fall."""
-    encoding, distances = subject.encoding, subject.defined(2 ** np.arange(24))
-    bias, by_token = _by_distance(subject, distances).get("bias"), encoding.acts_on("token_bias")
+    encoding, distances = subject.encoding, subject.defined_distances(2 ** np.arange(24))
+    bias, by_token = _distance_terms(subject, distances).get("bias"), encoding.acts_on("token_bias")
     problems = [] if bias is not None or by_token else ["there is neither a bias by distance nor a token bias"]
     if bias is not None:
         falling_from = 12 if isinstance(encoding, Chain) else 0  # in a chain, once the other parts are constant
@@ -200,7 +200,7 @@ def _problems_with_fading(subject: CheckSubject) -> list[str]:
         if not (bias[-1] < bias[half]).all():
             problems.append(f"the bias is equal at distances {distances[half]} and {distances[-1]}")
     if by_token:
-        u = subject.of_tokens("token_bias", ORDER).sum(axis=-1)  # [b, t, h]
+        u = subject.run_per_token("token_bias", ORDER).sum(axis=-1)  # [b, t, h]
         if (np.diff(u, axis=1) > 0).any():
             problems.append("the token bias rises from one token to the next")
         if not (u[:, -1] < u[:, 0]).any():
@@ -210,29 +210,29 @@ def _problems_with_fading(subject: CheckSubject) -> list[str]:
 
 def check_causal_only(subject: CheckSubject, findings: Findings) -> None:
     """Check that non-causal masks are refused if declared, and that it is declared if later keys all look the same."""
-    encoding, distances = subject.encoding, subject.defined(np.arange(1, 1000))
+    encoding, distances = subject.encoding, subject.defined_distances(np.arange(1, 1000))
     if encoding.causal_only:
         refused = _refuses(subject, ConfigError, KNOWN, full())
         return findings.holds(refused, "causal_only = True, but attend accepts a mask that is not causal")
     if encoding.acts_on("token_bias"):
         problem = "causal_only = False, but a token bias favours keys further ahead. Declare causal_only = True."
         return findings.holds(False, problem)
-    earlier, later = (_by_distance(subject, sign * distances).values() for sign in (1, -1))
-    if set(acting(encoding)) != {"by_distance"} or not later:
+    earlier, later = (_distance_terms(subject, sign * distances).values() for sign in (1, -1))
+    if set(acting_hooks(encoding)) != {"by_distance"} or not later:
         return findings.nothing("causal_only = False, and hooks other than by_distance act")
     same = [all((term == term[:1]).all() for term in terms) for terms in (earlier, later)]
     problem = "causal_only = False, but later keys at all distances get the same terms. Declare causal_only = True."
     findings.holds(same[0] or not same[1], problem)
 
 
-def _by_distance(subject: CheckSubject, distances: np.ndarray) -> dict[str, np.ndarray]:
+def _distance_terms(subject: CheckSubject, distances: np.ndarray) -> dict[str, np.ndarray]:
     """Return the terms at signed distances [n] by name, each [n, ...]; {} if there are none."""
     if not subject.encoding.acts_on("by_distance"):
         return {}
-    run = subject.compiled("by_distance", subject.encoding.by_distance)
-    terms = in_float64(run, subject.floats.params, distances.astype(np.int32))._asdict()
-    found = {name: term for name, term in terms.items() if term is not None}
-    return {name: np.moveaxis(x, -1, 0) if name in ("bias", "scaled") else x for name, x in found.items()}
+    run = subject.compile("by_distance", subject.encoding.by_distance)
+    terms = run_in_float64(run, subject.floats.params, distances.astype(np.int32))._asdict()
+    given_terms = {name: term for name, term in terms.items() if term is not None}
+    return {name: np.moveaxis(x, -1, 0) if name in ("bias", "scaled") else x for name, x in given_terms.items()}
 
 
 def check_positions(subject: CheckSubject, findings: Findings) -> None:
@@ -243,13 +243,13 @@ def check_positions(subject: CheckSubject, findings: Findings) -> None:
     # Features, and scores of whole rows, follow the order of the slots.
     if not encoding.acts_on("features") and encoding.tiling == "any":
         order = np.random.default_rng(7).permutation(LENGTH)
-        found = subject.outputs(*subject.reordered(order))
-        findings.equal("slots in another order: outputs", found, wanted[:, order], subject.exact)
+        outputs = subject.outputs(*subject.reorder(order))
+        findings.equal("slots in another order: outputs", outputs, wanted[:, order], subject.exact)
     if last is not None:
         pos = np.where(ORDER < LENGTH - 1, 1, last + 1).astype(np.int32)
-        found = single_outputs(subject, one_document(pos))[:, -1]
+        outputs = single_outputs(subject, one_document(pos))[:, -1]
         problem = f"max_position = {last}, but under jit outputs at {last + 1} are finite. Return NaN there."
-        findings.holds(np.isnan(found).all(), problem)
+        findings.holds(np.isnan(outputs).all(), problem)
         problem = f"max_position = {last}, but attend accepts position {last + 1}"
         findings.holds(_refuses(subject, UndefinedLength, pos), problem)
     if encoding.integer_positions:
@@ -276,6 +276,6 @@ def check_tiling(subject: CheckSubject, findings: Findings) -> None:
         return findings.differ(problem, anyway.tiles(subject.slots).outputs, subject.run(subject.slots).outputs)
     if not encoding.acts_on("score"):
         return findings.nothing("`tiling` is 'any', and the encoding has no score")
-    found, wanted = (run(subject.slots).outputs for run in (subject.tiles, subject.run))
+    tiled, wanted = (run(subject.slots).outputs for run in (subject.tiles, subject.run))
     problem = "tiling = 'any', but scores depend on other keys of the tile. Declare tiling = 'rows' or 'neighbours'."
-    findings.holds(np.abs(found - wanted).max(initial=0) <= subject.exact, problem)
+    findings.holds(np.abs(tiled - wanted).max(initial=0) <= subject.exact, problem)

@@ -44,11 +44,11 @@ def typed_fields(cls: type, given: Mapping[str, Any], owner: str, prefix: str) -
         options = [kind for kind in typing.get_args(hints[key]) if kind is not NoneType]
         may_be_open = len(options) < len(typing.get_args(hints[key]))
         if not (may_be_open and (value is None or (isinstance(value, str) and value in _OPEN))):
-            values[key] = typed(value, options[0] if may_be_open else hints[key], f"{prefix}{key}")
+            values[key] = to_type(value, options[0] if may_be_open else hints[key], f"{prefix}{key}")
     return values
 
 
-def typed(value: Any, wanted: Any, name: str, whole: Any = None) -> Any:
+def to_type(value: Any, wanted: Any, name: str, whole: Any = None) -> Any:
     """Return `value` as `wanted`: bool, int, float, str, or a tuple of one of them.
 
     Text is read as a number, or as items with commas between them, if one is wanted. Equal values come out equal,
@@ -64,31 +64,31 @@ def typed(value: Any, wanted: Any, name: str, whole: Any = None) -> Any:
       ConfigError: the value has another type, or is a number that is not finite.
     """
     if typing.get_origin(wanted) is tuple:
-        items = items_of(value) if isinstance(value, str) else value
+        items = split_items(value) if isinstance(value, str) else value
         if not isinstance(items, list | tuple):
             raise ConfigError(f"{name}={value!r}: not a tuple. Write ({value!r},) for one value.")
         whole = value if whole is None else whole
-        return tuple(typed(item, typing.get_args(wanted)[0], name, whole) for item in items)
+        return tuple(to_type(item, typing.get_args(wanted)[0], name, whole) for item in items)
     if typing.get_origin(wanted) is typing.Literal:  # its class says which of them are allowed
         wanted = type(typing.get_args(wanted)[0])
     if not isinstance(wanted, type) or wanted not in KINDS:
         return value  # a nested value, such as an encoding inside another, is checked by its own class
-    found = _read(value, wanted) if isinstance(value, str) else value
-    if wanted is int and isinstance(found, float) and found.is_integer():
-        found = int(found)
-    if wanted is float and isinstance(found, int) and not isinstance(found, bool):
-        found = float(found) if abs(found) < 1e300 else math.inf
+    result = _read(value, wanted) if isinstance(value, str) else value
+    if wanted is int and isinstance(result, float) and result.is_integer():
+        result = int(result)
+    if wanted is float and isinstance(result, int) and not isinstance(result, bool):
+        result = float(result) if abs(result) < 1e300 else math.inf
     problem = ""
-    if not isinstance(found, wanted) or (wanted is int and isinstance(found, bool)):
+    if not isinstance(result, wanted) or (wanted is int and isinstance(result, bool)):
         problem = f"not {KINDS[wanted]}"
-    elif wanted is int and abs(found) >= 2**48:  # no size, count or step; some would be looped over
+    elif wanted is int and abs(result) >= 2**48:  # no size, count or step; some would be looped over
         problem = "beyond all range"
-    elif wanted is float and not math.isfinite(found):
+    elif wanted is float and not math.isfinite(result):
         problem = "not a finite number"
     if problem:
         item = "" if whole is None else f"{str(value)[:60]} is "
         raise ConfigError(f"{name}={str(value if whole is None else whole)[:60]}: {item}{problem}")
-    return found + 0.0 if wanted is float else found  # -0.0 is 0.0
+    return result + 0.0 if wanted is float else result  # -0.0 is 0.0
 
 
 def _read(text: str, wanted: type) -> Any:
@@ -103,13 +103,13 @@ def _read(text: str, wanted: type) -> Any:
     return text
 
 
-def items_of(text: str) -> list[str]:
+def split_items(text: str) -> list[str]:
     """Return the texts between the commas of `text`, without brackets around all of it and quotes around each."""
     text = text.strip()
-    return [unquoted(item) for item in split(unbracketed(text) or unquoted(text))]
+    return [strip_quotes(item) for item in split(strip_brackets(text) or strip_quotes(text))]
 
 
-def unbracketed(text: str) -> str:
+def strip_brackets(text: str) -> str:
     """Return the text within the one pair of brackets around all of `text`, or "" if it has none.
 
     "()" gives ",", which holds no item.
@@ -118,7 +118,7 @@ def unbracketed(text: str) -> str:
     return (text[1:-1].strip() or ",") if whole else ""
 
 
-def unquoted(text: str) -> str:
+def strip_quotes(text: str) -> str:
     """Return `text` without the spaces around it, and without the quotes around all that is left."""
     text = text.strip()
     return text[1:-1] if len(text) > 1 and text[0] in "'\"" and text.find(text[0], 1) == len(text) - 1 else text
@@ -129,14 +129,14 @@ def split(text: str) -> list[str]:
 
     A quote opens at the start of a text or of a value in brackets: the one in "it's" is a letter.
     """
-    found, start, depth, quote, before = [], 0, 0, "", ","
+    items, start, depth, quote, before = [], 0, 0, "", ","
     for place, letter in enumerate(text):
         if quote or (letter in "'\"" and before in "([{,=:"):
             quote = "" if letter == quote else quote or letter
         elif letter == "," and not depth:
-            found.append(text[start:place])
+            items.append(text[start:place])
             start = place + 1
         else:
             depth += (letter in "([{") - (letter in ")]}")
         before = before if letter == " " else letter
-    return [item.strip() for item in (*found, text[start:]) if item.strip()]
+    return [item.strip() for item in (*items, text[start:]) if item.strip()]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from posx.attention.masks import Mask, causal, window
 from posx.encodings.grammar import parse
 from posx.errors import ConfigError
-from posx.fields import typed
+from posx.parsing import to_type
 
 #: The masks of `model.mask_policy`, and their fields.
 MASKS = {"causal": (), "window": ("size", "sinks")}
 
 
-def mask_of(text: str, over: Mask = causal()) -> Mask:
+def parse_mask(text: str, over: Mask = causal()) -> Mask:
     """Return the mask that a text names: causal, window(size=512), window(size=512, sinks=4).
 
     Fields of a window that the text does not name are as in the mask `over`. Raises ConfigError.
@@ -25,13 +25,13 @@ def mask_of(text: str, over: Mask = causal()) -> Mask:
     if name == "causal":
         return causal()
     trained = {"size": over.window, "sinks": over.sinks}
-    size, sinks = (typed(given.get(key, trained[key]), int, f"mask {text!r}: {key}") for key in MASKS[name])
+    size, sinks = (to_type(given.get(key, trained[key]), int, f"mask {text!r}: {key}") for key in MASKS[name])
     if size < 1:
         raise ConfigError(f"mask {text!r}: size must be at least 1. Give window(size=512, sinks={sinks}).")
     return window(size, sinks)
 
 
 def mask_text(mask: Mask) -> str:
-    """Return the text that `mask_of` reads."""
+    """Return the text that `parse_mask` reads."""
     sinks = f", sinks={mask.sinks}" if mask.sinks else ""
     return f"window(size={mask.window}{sinks})" if mask.window else "causal"
