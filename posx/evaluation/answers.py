@@ -35,7 +35,7 @@ class Answers(Protocol):
       num_targets: items of each length.
     """
 
-    name, letter, title = "answers", "T1", "answers of a task"
+    name, letter, title = "answers", "P5", "answers of a task"
     measures_tasks = True
     reads = ("num_items",)
     num_targets: int = 2000
