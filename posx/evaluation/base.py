@@ -30,7 +30,7 @@ class Protocol(abc.ABC):
     title: ClassVar[str]
     #: Whether it measures the items of a task, and no text.
     measures_tasks: ClassVar[bool] = False
-    #: The settings of `EvalConfig` that `of_run` reads, beside the lengths.
+    #: The settings of `EvalConfig` that `from_run` reads, beside the lengths.
     reads: ClassVar[tuple[str, ...]] = ("num_targets",)
     #: All targets of a longest window are one place of the text, so few targets lie in few documents.
     has_whole_windows: ClassVar[bool] = False
