@@ -62,7 +62,7 @@ def test_random_steps_belong_to_positions_alone():
 def test_random_steps_have_variance_1_and_are_apart():
     n = 2000
     pos, x = np.arange(n, dtype=np.int32), jnp.ones((n, DIMS.model_dim))
-    drawn = np.asarray(RANDOM._drawn(x, jnp.asarray(pos))).reshape(n, -1)
+    drawn = np.asarray(RANDOM._draw_steps(x, jnp.asarray(pos))).reshape(n, -1)
     assert abs(drawn.mean()) < 0.05 and abs(drawn.std() - 1) < 0.05
     planes = np.corrcoef(drawn.T) - np.eye(drawn.shape[1])
     assert np.abs(planes).max() < 0.1 and abs(np.corrcoef(drawn[1:, 0], drawn[:-1, 0])[0, 1]) < 0.1

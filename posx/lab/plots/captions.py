@@ -186,8 +186,8 @@ def _rescore_command(rows: pd.DataFrame) -> list[str]:
 def unfinished_lines(rows: pd.DataFrame) -> list[str]:
     """Return lines on runs that were measured before the end of training, and on those that ended with NaN."""
     early, ended = [], []
-    last = rows.drop_duplicates("run", keep="last").set_index("run").loc[rows.run.unique()].reset_index()
-    for run, status, step, settings in zip(last.run, last.status, last.step, last.settings, strict=True):
+    last = dict(zip(rows.run, zip(rows.status, rows.step, rows.settings, strict=True), strict=True))
+    for run, (status, step, settings) in last.items():
         steps, name = settings.get("train.steps"), look.one_line(run)
         if status == "diverged":
             ended.append(f"{name} at step {step:,}")

@@ -31,10 +31,12 @@ def table_numbers(tables: Sequence[RowTable]) -> Iterator[dict[str, Any]]:
     for made in tables:
         panel = made.panel
         for curve, points in made.lines:
+            rows = curve.rows[["run", "settings", "status", "step", "eval_len", *_SCORED.values()]]
+            by_length = dict(iter(rows.groupby("eval_len")))
             for title, point in points.items():
                 ratio = title.startswith("R_")
                 length = round(point.x * (panel.train_len if ratio else 1))
-                own = curve.rows[curve.rows.eval_len == length]
+                own = by_length.get(length, rows[:0])
                 facts = {name: _one(own[key]) for name, key in _SCORED.items()}
                 warning = "; ".join([*made.warnings, *captions.unfinished_lines(own)])
                 unit = "1" if ratio else "bits per byte" if title.startswith("bits") else "per token"

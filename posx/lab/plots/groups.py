@@ -1,6 +1,7 @@
 """Which rows share axes, which runs are the seeds of one curve, and what each curve is called and looks like."""
 
 import dataclasses
+import functools
 import math
 import os
 import statistics
@@ -92,7 +93,7 @@ class Panel:
     left_out: pd.DataFrame
     missing: Mapping[str, str]
 
-    @property
+    @functools.cached_property
     def rows(self) -> pd.DataFrame:
         return pd.concat([curve.rows for curve in self.curves])
 
@@ -161,6 +162,9 @@ def seeds_of_curves(runs: pd.DataFrame) -> list[pd.DataFrame]:
     """
     curves: list[pd.DataFrame] = []
     for _, alike in runs.groupby(["method", "kind"], sort=False):
+        if len(alike) == 1:
+            curves.append(alike)
+            continue
         unknown = (alike.scored_text == "") & alike.scored_step.isna()
         alike = pd.concat([alike[~unknown], alike[unknown]])
         group = alike.groupby(["scored_text", "scored_step"], sort=False, dropna=False).ngroup()

@@ -64,13 +64,14 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
     positions = [panel for panel in split if panel.protocol == PER_POSITION]
     curves = curves_of_runs(list_runs(used))
     places = {run: n for n, curve in enumerate(curves) for run in curve.runs.run}
+    tables = panel_tables(windows)
     measured = [{name: made(panel) for name, made in MEASURES.items()} for panel in windows]
     return {
         "curves": [_curve(curve) for curve in curves],
         "panels": [_panel(panel, places, curves["ppl"]) for panel, curves in zip(windows, measured, strict=True)],
         "points": [point for n, panel in enumerate(windows) for point in _points(n, panel, measured[n], places)],
         "table": [line for n, panel in enumerate(windows) for line in _table(n, panel, measured[n], places)],
-        "copies": {name: write(panel_tables(windows)) for name, write in FORMATS.items()},
+        "copies": {name: write(tables) for name, write in FORMATS.items()},
         "positions": [_panel(panel, places, ()) | {"points": list(_positions(panel, places))} for panel in positions],
         "training": list(_training(folders, places)),
         **_verdicts(used, curves),
