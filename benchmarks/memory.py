@@ -5,7 +5,7 @@ length 64. Inputs, outputs and gradients are part of it. "growth" is the slope o
 tokens on: 1 is linear, 2 quadratic. A point over --limit_gib is killed and shown as oom, one over --limit_seconds as
 timeout. Longer ones of that row are not tried. Dense score matrices stop at --dense_limit.
 
-With --model a window of N tokens goes through `posx.lab.runs.evaluate.model_log_probs` of a model with random weights.
+With --model a window of N tokens goes through `posx.lab.runs.scores.model_scores` of a model with random weights.
 It has 4 layers, 8 heads of 32 and executor "auto" (--contestants may name posx's others). Points that --out holds
 already, made with the same settings, stay. Failed points are tried again, points out of memory or time only under a
 higher limit.
@@ -29,7 +29,7 @@ from benchmarks.calls import KINDS, Case, contestants, in_attention, is_quadrati
 from posx.lab.config.sections import ModelConfig
 from posx.lab.model import make_model
 from posx.lab.plots import look, palette
-from posx.lab.runs.evaluate import model_log_probs
+from posx.lab.runs.scores import Way, model_scores
 
 TINY = 64  # at this length a process has little more than what it needs anyway
 FIT_FROM = 4096
@@ -67,7 +67,7 @@ def model_peak(contestant: str, kind: str, case: dict[str, Any]) -> int:
     config = ModelConfig(LAYERS, sizes.dims.model_dim, sizes.heads, dtype=sizes.dtype)
     model = make_model(config, measure.at_any_length(sizes.encoding), 257, sizes.train_len)
     tokens = np.random.default_rng(0).integers(256, size=(sizes.batch, sizes.length + 1)).astype(np.int32)
-    np.asarray(model_log_probs(model, model.init(jax.random.key(0)), executor)(tokens))
+    np.asarray(model_scores(model, model.init(jax.random.key(0)), Way(executor))(tokens))
     return measure.peak_rss()
 
 

@@ -21,7 +21,7 @@ from posx.contract import abstract_params, distance_terms
 from posx.lab.config import EvalConfig, TrainConfig
 from posx.lab.config.sections import ModelConfig
 from posx.lab.model import make_model
-from posx.lab.runs.evaluate import _log_probs
+from posx.lab.runs.scores import Way, score_rows
 from posx.lab.training.step import init_state, loss, train_step, train_steps
 from posx.machine.platforms import platform, trace_platform
 from tests.encodings.cases import APART, CASES, DIMS, SPECS, STRUCTURAL, first
@@ -176,7 +176,7 @@ def test_float32_is_what_the_settings_say_on_an_accelerator():
 
     def scored(precision):
         return lowered(
-            functools.partial(_log_probs, model, "blockwise", precision, 1), "cuda", model.abstract(), tokens
+            functools.partial(score_rows, model, Way("blockwise", precision), 1), "cuda", model.abstract(), tokens
         )
 
     def trained(precision):

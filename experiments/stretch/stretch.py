@@ -165,8 +165,8 @@ def peer(folder: Path, text: str) -> None:
     from posx.lab.config import DataConfig
     from posx.lab.data import load_tokenizer, prepare
     from posx.lab.runs.changes import change_run
-    from posx.lab.runs.evaluate import model_log_probs
     from posx.lab.runs.load import load_model
+    from posx.lab.runs.scores import model_scores
 
     tokenizer = folder / SMOLLM2.name / "tokenizer.json"
     held_out = prepare(DataConfig(source=str(Path(text).resolve()), tokenizer=str(tokenizer))).validation
@@ -188,7 +188,7 @@ def peer(folder: Path, text: str) -> None:
         trained, params, _, _ = load_model(RunFolder(folder / SMOLLM2.name))
         config = change_run(RunFolder(folder / SMOLLM2.name).read_config(), SMOLLM2.rules[name][0])
         model = dataclasses.replace(trained, encodings=config.layers)
-        for library, function in (("posx", model_log_probs(model, params)), ("transformers", log_probs)):
+        for library, function in (("posx", model_scores(model, params)), ("transformers", log_probs)):
             for row in posx.evaluation.evaluate(function, stream, protocol, [1024, 2048], batch_tokens=4096):
                 kept = {key: row[key] for key in ("eval_len", "num_targets", "targets", "nll")}
                 lines.append(folder / "peer.jsonl", {"subject": "peer", "rule": name, "library": library, **kept})

@@ -28,6 +28,8 @@ class Protocol(abc.ABC):
     name: ClassVar[str]
     letter: ClassVar[str]
     title: ClassVar[str]
+    #: Whether it measures the items of a task, and no text.
+    measures_tasks: ClassVar[bool] = False
     #: The settings of `EvalConfig` that `from_run` reads, beside the lengths.
     reads: ClassVar[tuple[str, ...]] = ("num_targets",)
     #: All targets of a longest window are one place of the text, so few targets lie in few documents.

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from posx.errors import ConfigError, nearest
+from posx.evaluation.answers import Answers
 from posx.evaluation.base import Protocol, Row
 from posx.evaluation.published import HfStrided, LmEvalRolling
 from posx.evaluation.scoring import Measured, Scored, Targets, place
@@ -191,7 +192,7 @@ class Sliding(Protocol):
 
 #: Protocols by their names in rows and settings.
 PROTOCOLS: dict[str, type[Protocol]] = {
-    cls.name: cls for cls in (Nonoverlapping, Sliding, PerPosition, LmEvalRolling, HfStrided, BeginEveryWindow)
+    cls.name: cls for cls in (Nonoverlapping, Sliding, PerPosition, LmEvalRolling, HfStrided, BeginEveryWindow, Answers)
 }
 
 

@@ -17,11 +17,13 @@ class EvalConfig:
 
     Attributes:
       lengths: window lengths. The training length L is always added, to compare the others with.
-      protocols: names or letters of protocols.
+      protocols: names or letters of protocols. () stands for `answers` if the run has a task, else for `nonoverlapping`
+        and `per_position`.
       num_targets: scored tokens; 0 scores the whole validation stream.
       sliding_targets: the same for `sliding`.
       sliding_lengths: window lengths of `sliding`, to which L is added too. () stands for L, 2L, 4L, 8L and 16L, as far
         as `lengths` go.
+      num_items: items of a task that each length is measured with.
       stride: of windows that overlap. 0 stands for L/4, or for half of each window of hf_strided.
       batch_tokens: tokens per call of the model.
       executor: the executor of attention, see `posx.attend`.
@@ -29,14 +31,20 @@ class EvalConfig:
     """
 
     lengths: tuple[int, ...] = (64, 128, 256, 512, 1024)
-    protocols: tuple[str, ...] = ("nonoverlapping", "per_position")
+    protocols: tuple[str, ...] = ()
     num_targets: Annotated[int, at_least(0)] = 262144
     sliding_targets: Annotated[int, at_least(0)] = 65536
     sliding_lengths: tuple[int, ...] = ()
+    num_items: Annotated[int, at_least(1)] = 2000
     stride: Annotated[int, at_least(0)] = 0
     batch_tokens: Annotated[int, at_least(1)] = 16384
     executor: Literal["auto", "dense", "blockwise", "kernel", "fused"] = "auto"
     precision: Literal["default", "highest"] = "highest"
+
+    def resolve(self, is_task: bool) -> EvalConfig:
+        """Return the same with its protocols named."""
+        usual = ("answers",) if is_task else ("nonoverlapping", "per_position")
+        return dataclasses.replace(self, protocols=self.protocols or usual)
 
     def problems(self) -> list[str]:
         """Return the problems of these fields, one line each. Each protocol knows its own."""

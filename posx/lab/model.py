@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -23,8 +24,8 @@ from posx.contract import Dims, Encoding, at_least_float32, tabulate_terms
 from posx.contract.sizes import array_shapes, check_params
 from posx.encodings import Spec
 from posx.evaluation.ids import token_ids
+from posx.lab import cross_entropy
 from posx.lab.config.sections import ModelConfig
-from posx.lab.cross_entropy import token_log_probs
 from posx.lab.layers import ACTIVATIONS, dropout, embed_tokens, fold_in, layer_norm, linear, rms_norm
 
 
@@ -271,13 +272,17 @@ class Model:
         return decoder.logits(decoder(tokens, call, dropout_rng)[0])
 
     def log_probs(
-        self, params: dict[str, Any], tokens: jax.Array, pos: Any, dropout_rng: jax.Array | None, executor: str
-    ) -> jax.Array:
-        """Return log-probabilities [b, t] (nats, float32) of the next tokens in [b, t + 1]; positions [t] or [b, t]."""
+        self, params: dict[str, Any], tokens: jax.Array, pos: Any, dropout_rng: jax.Array | None, executor: str,
+        score: Callable[[jax.Array, jax.Array], Any] = cross_entropy.log_probs,
+    ) -> Any:  # fmt: skip
+        """Return log-probabilities [b, t] (nats, float32) of the next tokens in [b, t + 1]; positions [t] or [b, t].
+
+        Another `score` of logits and targets is returned instead, such as `cross_entropy.score_answers`.
+        """
         tokens = token_ids(tokens, "[b, t + 1]", vocab_size=self.vocab_size)
         decoder = self._decoder(params)
         hidden, _ = decoder(tokens[:, :-1], ForwardPass(Slots(pos), None, executor), dropout_rng)
-        return token_log_probs(decoder.logits, hidden, tokens[:, 1:], self.vocab_size)
+        return cross_entropy.token_scores(decoder.logits, hidden, tokens[:, 1:], self.vocab_size, score)
 
     def decode(
         self, params: dict[str, Any], tokens: jax.Array, pos: jax.Array, idx: jax.Array, cache: Cache

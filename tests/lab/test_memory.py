@@ -10,9 +10,9 @@ import pytest
 
 from posx.lab import cross_entropy
 from posx.lab.config.sections import ModelConfig
-from posx.lab.cross_entropy import token_log_probs
+from posx.lab.cross_entropy import token_scores
 from posx.lab.model import Model, make_model
-from posx.lab.runs.evaluate import _log_probs, model_log_probs
+from posx.lab.runs.scores import Way, model_scores, score_rows
 from posx.lab.training.step import loss
 
 VOCAB, LENGTH = 29, 16
@@ -53,7 +53,7 @@ def problem(dtype, b=3, t=22, m=5):
 
 
 def weighted(hidden, unembedding, weight, targets):
-    found = token_log_probs(lambda x: x @ unembedding, hidden, targets, VOCAB)
+    found = token_scores(lambda x: x @ unembedding, hidden, targets, VOCAB)
     return (weight * found).sum(), found
 
 
@@ -90,13 +90,13 @@ def test_a_model_never_holds_the_logits_of_all_tokens(monkeypatch, tied):
     all_logits = 4 * 64 * VOCAB
     assert largest(call, params) >= all_logits
     wanted = jax.jit(jax.value_and_grad(call))(params)
-    scored = model_log_probs(model, params, "dense")(tokens)
+    scored = model_scores(model, params, Way("dense"))(tokens)
     monkeypatch.setattr(cross_entropy, "LARGEST_LOGITS", 4 * 8 * VOCAB)
-    _log_probs.clear_cache()
+    score_rows.clear_cache()
     again = lambda params: call(params)  # noqa: E731  (another function, so that nothing of it is traced yet)
     found = jax.jit(jax.value_and_grad(again))(params)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, wanted)
-    np.testing.assert_allclose(model_log_probs(model, params, "dense")(tokens), scored, rtol=1e-5)
+    np.testing.assert_allclose(model_scores(model, params, Way("dense"))(tokens), scored, rtol=1e-5)
     for function in (again, jax.grad(again)):
         shapes = [shape for _, shape in arrays(jax.make_jaxpr(function)(params).jaxpr)]
         assert max(int(np.prod(shape)) for shape in shapes if VOCAB in shape) <= 4 * 8 * VOCAB
@@ -125,5 +125,5 @@ def test_recomputed_layers_give_the_same_loss_and_gradients():
 
 def test_recomputed_layers_leave_a_forward_pass_as_it_is():
     params, tokens = small(num_layers=1).init(jax.random.key(0)), text()
-    found = [model_log_probs(small(remat=remat, num_layers=1), params)(tokens) for remat in ("none", "layer")]
+    found = [model_scores(small(remat=remat, num_layers=1), params)(tokens) for remat in ("none", "layer")]
     np.testing.assert_array_equal(*found)

@@ -512,7 +512,7 @@ def test_both_modes_of_nnx_give_the_same_model():
     for graph in (True, False):
         with nnx.set_graph_mode(graph):
             params = model.init(jax.random.key(0))
-            call = functools.partial(loss, model, tokens=tokens, dropout_rng=None, executor="dense")
+            call = functools.partial(loss, model, batch=tokens, dropout_rng=None, executor="dense")
             made.append((params, float(jax.jit(call)(params))))
     (params, found), (others, wanted) = made
     jax.tree.map(np.testing.assert_array_equal, params, others)

@@ -17,8 +17,8 @@ from posx.lab.config.sections import ModelConfig
 from posx.lab.layers import sequential
 from posx.lab.model import make_model
 from posx.lab.runs.describe import make_run_model, share
-from posx.lab.runs.evaluate import model_log_probs
 from posx.lab.runs.evaluate import sharded_program as evaluation
+from posx.lab.runs.scores import model_scores
 from posx.lab.training.layout import Layout, rows_sharding, train_program
 from posx.lab.training.step import init_state, train_steps
 from posx.machine import devices
@@ -76,7 +76,7 @@ def training_in_parts(name: str, **settings) -> None:
     states, metrics = {}, {}
     for layout in (Layout(1), Layout(4, 2), Layout(2, 4)):
         state = layout.init(model, config)
-        tokens = layout.tokens(batches.shape, lambda rows: batches[:, rows])
+        tokens = layout.batches(batches.shape[1], lambda rows: batches[:, rows])
         for _ in range(2):
             before = jax.tree.map(lambda leaf: leaf.sharding, state)
             state, metrics[layout] = layout.steps(model, config, state, tokens, 3, rates)
@@ -171,7 +171,7 @@ def evaluation_cut_over_windows_or_queries() -> None:
     devices.LEAST_FLOPS = 1
     model = make_model(ModelConfig(num_layers=1, model_dim=16, num_heads=2), "alibi", 29, 16)
     params = model.init(jax.random.key(0))
-    log_probs = model_log_probs(model, params)
+    log_probs = model_scores(model, params)
     for b, length in ((20, 16), (8, 300), (1, 1200), (3, 301)):
         tokens = np.random.default_rng(0).integers(0, 29, (b, length + 1), np.int32)
         wanted = model.log_probs(params, tokens, sequential(length), None, "dense")

@@ -47,7 +47,7 @@ def work_folders(values: Mapping[str, Any]) -> list[Path]:
 
 
 #: The figures of `posx plot`.
-FIGURES = ("all", "extrapolation", "ratio", "per_position", "training", "encodings")
+FIGURES = ("all", "extrapolation", "ratio", "per_position", "answers", "training", "encodings")
 
 #: The formats of `posx table`.
 FORMS = ("markdown", "csv", "json", "latex")
@@ -58,7 +58,7 @@ MEASURING: Flags = {
     "protocol": (
         "",
         "nonoverlapping, sliding, per_position, lm_eval_rolling, hf_strided, begin_every_window (each window after the "
-        "begin token), or several with commas",
+        "begin token), answers (of a task), or several with commas",
     ),
     "stride": (int, "stride of overlapping windows in tokens; 0: L/4 for sliding, half of a window for hf_strided"),
     "num_targets": (int, "targets to score; 0: all; left out: as in the run's config"),

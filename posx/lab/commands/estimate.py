@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posx.errors import PosxError
-from posx.lab.data import Dataset
+from posx.lab.config import EvalConfig
+from posx.lab.data import Dataset, TaskDataset, TextDataset
 from posx.lab.data.store import cache_folder
 from posx.lab.machine.ceiling import machine_ceiling
 from posx.lab.progress import duration, quantity, size
 from posx.lab.runs import text
 from posx.lab.runs.checks import check_stream
 from posx.lab.runs.cost import COMPILING, EVALUATION_SHARE, STARTING, Pass, pass_cost
-from posx.lab.runs.describe import make_run_model, slower
+from posx.lab.runs.describe import is_defined, make_run_model, slower
 from posx.lab.runs.load import stored_step
 from posx.lab.runs.targets import Asked, asked_rows, few_documents
 from posx.lab.sweeps.engines.local import LocalEngine
@@ -25,6 +26,7 @@ from posx.machine.guard import start_devices
 from posx.notices import say
 
 if TYPE_CHECKING:
+    from posx.lab.model import Model
     from posx.lab.runs.requests import Request
 
 _HEAD = ("run", "protocol", "length", "targets", "windows", "documents", "FLOP", "memory", "time", "is")
@@ -34,27 +36,21 @@ class _Row(NamedTuple):
     """A row that is asked of a run.
 
     Attributes:
-      asked: the row.
-      num_documents: documents of the held-out text.
+      facts: its protocol, length, targets, windows and documents, as the table shows them.
       cost: of its pass over the text, None if it needs none.
       state: the state of the row, as the column "is" shows it.
     """
 
-    asked: Asked
-    num_documents: int
+    facts: tuple[str, ...]
     cost: Pass | None
     state: str
 
     def cells(self, per_flop: float) -> list[str]:
         """Return the cells of the row after the name of its run. per_flop: seconds of one operation."""
-        one, targets = self.asked, self.asked.targets
-        windows = "-" if one.windows is None else f"{len(one.windows):,}"
-        documents = f"{targets.num_documents} of {self.num_documents}"
         cost = ("-", "-", "-")
         if self.cost:
             cost = f"{self.cost.flops:.2g}", size(self.cost.memory), duration(self.cost.seconds(per_flop))
-        head = one.plan.protocol.name, f"{one.length:,}", f"{targets.count:,}", windows, documents
-        return [*head, *cost, self.state]
+        return [*self.facts, *cost, self.state]
 
 
 def estimate(requests: Mapping[str, Request], jobs: int) -> tuple[str, dict[str, str]]:
@@ -92,7 +88,8 @@ def _rows(request: Request, texts: dict[str, Dataset]) -> tuple[list[_Row], floa
 
     texts: those that are read already. Raises PosxError.
     """
-    from posx.lab.runs.evaluate import row_facts  # Flax: once the settings are known to be right
+    from posx.lab.runs.answers import asked_answers  # Flax: once the settings are known to be right
+    from posx.lab.runs.evaluate import row_facts
 
     run, config, weights = request.run, request.asked.eval, request.parent or request.folder
     tokenizer = text.saved_tokenizer(weights)
@@ -103,9 +100,26 @@ def _rows(request: Request, texts: dict[str, Dataset]) -> tuple[list[_Row], floa
     check_stream(config, run.train.length, dataset)
     model = make_run_model(run, tokenizer.vocab_size)
     facts = row_facts(run, model, dataset, request.folder, stored_step(weights))
+    if isinstance(dataset, TaskDataset):
+        rows = [_item_row(model, config, *one) for one in asked_answers(run, config, dataset, request.folder, facts)]
+    elif isinstance(dataset, TextDataset):
+        asked = asked_rows(run, config, model, dataset, request.folder, facts)
+        rows = _text_rows(model, config, asked, dataset.validation.num_documents, request.folder.path.name)
+    return rows, slower(model)
+
+
+def _item_row(model: Model, config: EvalConfig, row: dict[str, Any], known: dict[str, Any] | None) -> _Row:
+    """Return the row of a length of a task. `known` is the stored row, if there is one."""
+    length, items = row["eval_len"], row["num_items"]
+    state = "stored" if known else "new" if is_defined(model, length) else "undefined"
+    cost = pass_cost(model, config, length, items) if state == "new" else None
+    return _Row((row["protocol"], f"{length:,}", f"{row['num_targets']:,}", f"{items:,}", "-"), cost, state)
+
+
+def _text_rows(model: Model, config: EvalConfig, asked: list[Asked], num_documents: int, name: str) -> list[_Row]:
     rows, passes, said = list[_Row](), dict[object, str](), list[str]()
-    for one in asked_rows(run, config, model, dataset, request.folder, facts):
-        cost, name = None, one.plan.protocol.name
+    for one in asked:
+        cost, targets = None, one.targets
         if one.stored:
             state = "stored"
         elif one.windows is None:
@@ -114,14 +128,17 @@ def _rows(request: Request, texts: dict[str, Dataset]) -> tuple[list[_Row], floa
             state = f"in the pass of {passes[one.key]}"
         else:
             cost = pass_cost(model, config, one.length, len(one.windows))
-            passes[one.key] = name
+            passes[one.key] = one.plan.protocol.name
             state = "new"
         state = "stored on other targets, measured again" if one.length in one.plan.moved else state
-        if state == "new" and (few := few_documents(one, dataset.validation.num_documents)) and few not in said:
+        if state == "new" and (few := few_documents(one, num_documents)) and few not in said:
             said.append(few)
-            say(f"notice: {request.folder.path.name}: {few}")
-        rows.append(_Row(one, dataset.validation.num_documents, cost, state))
-    return rows, slower(model)
+            say(f"notice: {name}: {few}")
+        windows = "-" if one.windows is None else f"{len(one.windows):,}"
+        documents = f"{targets.num_documents} of {num_documents}"
+        facts = one.plan.protocol.name, f"{one.length:,}", f"{targets.count:,}", windows, documents
+        rows.append(_Row(facts, cost, state))
+    return rows
 
 
 def _seconds(passes: list[Pass], relative: float, speed: float, schedule: Schedule) -> float:
@@ -136,7 +153,7 @@ def _seconds(passes: list[Pass], relative: float, speed: float, schedule: Schedu
 def _sum(rows: list[_Row], seconds: list[float], schedule: Schedule) -> str:
     """Return one line on all rows together."""
     costs = [row.cost for row in rows if row.cost]
-    stored = sum(row.asked.stored is not None for row in rows)
+    stored = sum(row.state.startswith("stored") for row in rows)
     if not costs:
         return f"{quantity(len(rows), 'row')}, nothing to compute"
     wall = schedule.wall_seconds(sorted(seconds, reverse=True))

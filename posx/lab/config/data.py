@@ -10,9 +10,13 @@ import numpy as np
 
 from posx.contract.fields import above, at_least, at_most, below, field_problems
 from posx.errors import ConfigError, join_problems
+from posx.lab.tasks import parse_task
 
 #: Settings that may name a file or folder.
 PLACES = ("source", "validation", "tokenizer", "cache_dir")
+
+#: The start of a source that names a task.
+TASK = "task:"
 
 #: The words of `tokenizer` that name no file.
 TOKENIZERS = ("bytes", "bpe", "ids")
@@ -23,7 +27,7 @@ class DataConfig:
     """The settings of the data: the text, its documents and its tokens.
 
     Attributes:
-      source: "stdlib" (the embedded corpus), a file or folder, or a hub name.
+      source: "stdlib" (the embedded corpus), a file or folder, a hub name, or a task such as "task:unique_copy".
       subset, train_split, validation_split: of a hub data set.
       validation: a path with held-out text. Without it the validation files or split of the source are held out.
       validation_fraction: of the documents, held out by hash if the source has no validation text.
@@ -58,6 +62,8 @@ class DataConfig:
     def problems(self) -> list[str]:
         """Return the problems of these fields, one line each."""
         problems = [f"data.{problem}" for problem in field_problems(self)]
+        if self.is_task:
+            return problems + self._task_problems()
         if not self.source:
             problems.append("data.source is empty. Use 'stdlib', a file or folder, or a hub name.")
         if self.tokenizer == "bpe" and self.num_ids < 257:
@@ -85,6 +91,28 @@ class DataConfig:
                 problems.append(f"data.{name} '{getattr(self, name)[:60]}' can be no path: {str(error)[:60]}")
         return problems
 
+    def _task_problems(self) -> list[str]:
+        try:
+            parse_task(self.task)
+        except ConfigError as error:
+            return [f"data.source={self.source}: {error}"]
+        idle = [name for name, value in vars(self).items() if value != getattr(DataConfig, name)]
+        return [
+            f"data.{name}={getattr(self, name)}: a task has no text. Leave it out."
+            for name in idle
+            if name not in ("source", "cache_dir")
+        ]
+
+    @property
+    def is_task(self) -> bool:
+        """Whether the source is a task, whose items are made and not read."""
+        return self.source.startswith(TASK)
+
+    @property
+    def task(self) -> str:
+        """The text of the task."""
+        return self.source.removeprefix(TASK)
+
     @property
     def num_ids(self) -> int:
         """The number of ids that `vocab_size` stands for."""
@@ -92,6 +120,8 @@ class DataConfig:
 
     def token_settings(self) -> dict[str, Any]:
         """Return the settings that decide the tokens, by name. `vocab_size` is of a BPE trained here, or of ids."""
+        if self.is_task:
+            return {"source": self.source}
         settings = {name: value for name, value in vars(self).items() if name not in ("cache_dir", "vocab_size")}
         return settings | ({"vocab_size": self.num_ids} if self.tokenizer in ("bpe", "ids") else {})
 

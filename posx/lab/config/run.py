@@ -198,7 +198,8 @@ def run_config(config: Sections | ConfigDict | Mapping[str, Any]) -> RunConfig:
     model, train = asked.model.resolve(), asked.train
     layers, dims = model.encodings(asked.encoding, train.length), model.dims(train.length)
     rates = layer_rates(layers, dims, train.position_lr_multiplier)
-    return RunConfig(layers, rates=rates, code=code_of(layers), asked=asked, **sections | {"model": model})
+    sections |= {"model": model, "eval": sections["eval"].resolve(sections["data"].is_task)}
+    return RunConfig(layers, rates=rates, code=code_of(layers), asked=asked, **sections)
 
 
 def _digest(settings: dict[str, Any]) -> str:

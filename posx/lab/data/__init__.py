@@ -12,14 +12,16 @@ imported when first needed.
 """
 
 from posx.lab.config.data import DataConfig, check_config
-from posx.lab.data.batches import batch, check_length, num_windows
-from posx.lab.data.store import Dataset, TokenStore, prepare
+from posx.lab.data.batches import Dataset, Weighted, batch, check_length, num_windows
+from posx.lab.data.store import TextDataset, TokenStore, prepare
+from posx.lab.data.tasks import TaskDataset
 from posx.lab.data.tokenizers import BpeTokenizer, ByteTokenizer, IdTokenizer, Tokenizer, load_tokenizer, train_bpe
 from posx.lazy import module_getter
 
 __all__ = [
-    "BpeTokenizer", "ByteTokenizer", "DataConfig", "Dataset", "IdTokenizer", "TokenStore", "Tokenizer", "batch",
-    "check_config", "check_length", "load_tokenizer", "num_windows", "prepare", "train_bpe",
+    "BpeTokenizer", "ByteTokenizer", "DataConfig", "Dataset", "IdTokenizer", "TaskDataset", "TextDataset", "TokenStore",
+    "Tokenizer", "Weighted", "batch", "check_config", "check_length", "load_tokenizer", "num_windows", "prepare",
+    "train_bpe",
 ]  # fmt: skip
 
 __getattr__ = module_getter(__name__)

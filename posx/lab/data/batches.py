@@ -6,15 +6,61 @@ permutation of [0, windows). The permutation is a small Feistel network, so one 
 corpus size.
 """
 
+import abc
 import hashlib
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from posx.errors import DataError
+from posx.lab.data.tokenizers import Tokenizer
 
 _ROUNDS = 6
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(29)
+
+
+class Weighted(NamedTuple):
+    """A batch whose targets do not all count alike, or several batches.
+
+    Attributes:
+      tokens: int32 [..., b, t + 1].
+      weights: of the targets, float32 [..., b, t], whose mean over a batch is 1. So the loss of a batch is the mean of
+        the losses of its parts, however it is divided.
+    """
+
+    tokens: Any
+    weights: Any
+
+
+class Dataset(abc.ABC):
+    """A source of tokens: a text, or the items of a task.
+
+    Attributes:
+      tokenizer: of all its tokens.
+      digest: identifies its content.
+      held_out_digest: identifies the part that is measured.
+      source: a description.
+      warnings: reasons to doubt results on it, also logged at each start.
+    """
+
+    tokenizer: Tokenizer
+    digest: str
+    held_out_digest: str
+    source: str
+    warnings: tuple[str, ...] = ()
+
+    @abc.abstractmethod
+    def batch(self, *, seed: int, step: int, batch_size: int, length: int, rows: slice = slice(None)) -> Any:
+        """Return `rows` of batch number `step`: tokens [b, length + 1], or `Weighted`. See `batch`."""
+
+    @abc.abstractmethod
+    def check_length(self, length: int) -> None:
+        """Raise DataError if it has no batch of windows of `length` tokens."""
+
+    @abc.abstractmethod
+    def summary(self) -> str:
+        """Describe it in one line."""
 
 
 def num_windows(num_tokens: int, length: int) -> int:

@@ -21,10 +21,12 @@ import numpy as np
 from posx.errors import DataError, OutOfMemoryError
 from posx.lab.config.data import DataConfig, check_config
 from posx.lab.data import corpus
+from posx.lab.data.batches import Dataset, batch, check_length
 from posx.lab.data.corpus import Document, Source
 from posx.lab.data.encoded import encode_documents, text_bytes
 from posx.lab.data.ids import array_pieces
 from posx.lab.data.overlap import warnings
+from posx.lab.data.tasks import open_task
 from posx.lab.data.texts import file_digest
 from posx.lab.data.tokenizers import ByteTokenizer, IdTokenizer, Tokenizer, load_tokenizer, token_dtype, train_bpe, utf8
 from posx.lab.files.atomic import disk_full, replace_file, write_bytes
@@ -55,8 +57,8 @@ class TokenStore:
 
 
 @dataclass(frozen=True)
-class Dataset:
-    """Both splits and their tokenizer.
+class TextDataset(Dataset):
+    """Both splits of a text and their tokenizer.
 
     Attributes:
       train: empty without training text.
@@ -75,8 +77,18 @@ class Dataset:
     warnings: tuple[str, ...]
 
     @property
-    def held_out_digest(self) -> str:
+    def held_out_digest(self) -> str:  # type: ignore[override]
         return _digest(f"{self.tokenizer.digest} {self.validation.digest}".encode())
+
+    def check_length(self, length: int) -> None:
+        """Raise DataError if the training text holds no window of `length` tokens."""
+        check_length(len(self.train.tokens), length, "the training text")
+
+    def batch(self, *, seed: int, step: int, batch_size: int, length: int, rows: slice = slice(None)) -> np.ndarray:
+        """Return rows of batch number `step` of the training text, see `posx.lab.data.batch`."""
+        return batch(
+            self.train.tokens, digest=self.digest, seed=seed, step=step, batch_size=batch_size, length=length, rows=rows
+        )
 
     def summary(self) -> str:
         """Describe in one line the source, the text read and held out, the tokenizer, and the digests."""
@@ -106,6 +118,8 @@ def prepare(config: DataConfig, log: Log = lambda line: None, training: bool = T
       OutOfMemoryError: for a full disk.
     """
     check_config(config)
+    if config.is_task:
+        return open_task(config.source)
     source, tokenizer = corpus.find_source(config, training), _load_tokenizer(config)
     folder = cache_folder(config) / "tokens" / _key(config, source, tokenizer)
     try:
@@ -125,7 +139,9 @@ def _load_tokenizer(config: DataConfig) -> Tokenizer | None:
     return known[config.tokenizer] if config.tokenizer in known else load_tokenizer(config.tokenizer)
 
 
-def _open_or_build(folder: Path, config: DataConfig, source: Source, tokenizer: Tokenizer | None, log: Log) -> Dataset:
+def _open_or_build(
+    folder: Path, config: DataConfig, source: Source, tokenizer: Tokenizer | None, log: Log
+) -> TextDataset:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with lock(folder / "lock", lambda holder: log("waiting for another process that prepares the same data")):
@@ -248,7 +264,7 @@ def _write(folder: Path, split: str, documents: list[Document], tokenizer: Token
     return sum(len(utf8(text)) for text in texts) if len(texts) == len(documents) else None
 
 
-def _open(folder: Path, source: Source, tokenizer: Tokenizer | None) -> Dataset:
+def _open(folder: Path, source: Source, tokenizer: Tokenizer | None) -> TextDataset:
     """Map and verify the files of `folder`. Raises OSError or ValueError for a missing or damaged file."""
     wanted, _, text = (folder / _HEADER).read_bytes().partition(b"\n")
     if _digest(text).encode() != wanted:
@@ -272,7 +288,7 @@ def _open(folder: Path, source: Source, tokenizer: Tokenizer | None) -> Dataset:
         for split in SPLITS
     )
     digest = _digest(f"{tokenizer.digest} {train.digest} {held_out.digest}".encode())
-    return Dataset(train, held_out, tokenizer, digest, source.description, tuple(header["warnings"]))
+    return TextDataset(train, held_out, tokenizer, digest, source.description, tuple(header["warnings"]))
 
 
 def _map_tokens(path: Path, dtype: np.dtype) -> np.ndarray:

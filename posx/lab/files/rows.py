@@ -21,7 +21,10 @@ ROW_VERSION = 6
 #: The results of a measurement. Only "ok" has numbers.
 STATUSES = ("ok", "oom", "nonfinite", "undefined")
 #: The fields that hold numbers.
-SCORES = ("nll", "ppl", "bpb", "nll_interval", "block_nll", "position_nll")
+SCORES = (
+    "nll", "ppl", "bpb", "nll_interval", "block_nll", "position_nll", "exact_match", "accuracy", "exact_match_interval",
+    "accuracy_interval",
+)  # fmt: skip
 #: Stored sums are rounded: those of blocks by this many nats at most, means by position by this many.
 BLOCK_ROUNDING, POSITION_ROUNDING = 0.006, 1e-5
 #: exp(nll) is stored as "inf" from here on, in nats.
@@ -106,7 +109,9 @@ def row_name(row: Mapping[str, Any]) -> str:
 
 def result_text(row: Mapping[str, Any]) -> str:
     """Return the result of a measurement in words."""
-    ppl = row.get("ppl")
+    ppl, exact = row.get("ppl"), row.get("exact_match")
+    if exact is not None:
+        return f"{exact:.1%} right"
     return f"ppl {ppl:.3f}" if isinstance(ppl, float) else f"ppl {ppl}" if ppl == "inf" else row.get("status", "ok")
 
 
@@ -206,8 +211,25 @@ def _counts_agree(row: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} is {row[name]:,}, but num_targets is {targets:,}"
 
 
+def _answers(row: Mapping[str, Any]) -> Iterator[str]:
+    """Compare the shares of right items and tokens with their counts and intervals."""
+    for name, count in (("exact_match", row.get("num_items")), ("accuracy", row.get("num_targets"))):
+        share, ends = row.get(name), row.get(f"{name}_interval")
+        if share is None:
+            continue
+        if not count or not 0 <= share <= 1 or abs(share * count - round(share * count)) > 1e-6 * count:
+            yield f"{name} is {_short(share)}, but no part of {count} gives that"
+        elif ends is not None and not ends[0] <= share <= ends[1]:
+            yield f"{name} is {_short(share)}, outside its interval of {ends}"
+    whole, items, targets = row.get("exact_match"), row.get("num_items"), row.get("num_targets")
+    if whole is not None and row.get("accuracy") is not None and items and targets:
+        wrong_items, wrong_targets = (1 - whole) * items, (1 - row["accuracy"]) * targets
+        if wrong_targets < wrong_items - 1e-3:
+            yield f"exact_match leaves {wrong_items:.0f} items wrong, but accuracy only {wrong_targets:.0f} tokens"
+
+
 #: The ways in which a row agrees with itself: each test yields the disagreements that it finds.
-_AGREEMENTS = (_status, _perplexity, _bits, _blocks, _interval, _positions, _counts_agree)
+_AGREEMENTS = (_status, _perplexity, _bits, _blocks, _interval, _positions, _counts_agree, _answers)
 
 
 def _short(value: Any) -> str:
@@ -249,12 +271,15 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("train_len", "eval_len"), _is_count),
     **dict.fromkeys(("encoding", "protocol", "status", "run_id", "hash", "targets"), _is_text),
     **dict.fromkeys(("data_digest", "data_source", "tokenizer"), _is_text),
-    **dict.fromkeys(("num_targets", "num_windows", "block_len", "num_stretches"), _is_count),
+    **dict.fromkeys(("num_targets", "num_windows", "block_len", "num_stretches", "num_items"), _is_count),
     **dict.fromkeys(("max_targets", "warm_up", "stride", "anchor"), _is_step),
     **dict.fromkeys(("step", "seed", "num_documents", "num_separators", "num_bytes"), _or_none(_is_step)),
-    **dict.fromkeys(("nll", "bpb"), _or_none(lambda value: number(value) is not None)),
+    **dict.fromkeys(("nll", "bpb", "exact_match", "accuracy"), _or_none(lambda value: number(value) is not None)),
     **dict.fromkeys(("block_nll", "position_edges", "position_targets"), _or_none(_are_numbers)),
-    "nll_interval": _or_none(lambda value: _are_numbers(value) and len(value) == 2),
+    **dict.fromkeys(
+        ("nll_interval", "exact_match_interval", "accuracy_interval"),
+        _or_none(lambda value: _are_numbers(value) and len(value) == 2),
+    ),
     "position_nll": _or_none(lambda value: isinstance(value, list)),
     "own_text": lambda value: isinstance(value, bool),
     "layers": lambda value: isinstance(value, list) and _are_texts(value),

@@ -162,7 +162,7 @@ def _figures(folder: pathlib.Path, stored: pd.DataFrame, kinds: Iterable[str]) -
             if losses:
                 made[kind] = functools.partial(curves.training, runs, losses, diverged_runs(stored))
             continue
-        own = [panel for panel in split if (panel.protocol == PER_POSITION) == (kind == PER_POSITION)]
+        own = [panel for panel in split if kind in curves.FIGURES_OF.get(panel.protocol, ("extrapolation", "ratio"))]
         several = len({panel.train_len for panel in own}) > 1
         for panel in own:
             name = kind + (f"-L{panel.train_len}" if several else "") + _rule(panel)
@@ -177,7 +177,7 @@ def _rule(panel: Panel) -> str:
     """Return the end of a figure's name, "" or such as "-sliding-s16", whatever other protocols the folder has."""
     strides = set(panel.rows.stride.dropna()) if panel.protocol == Sliding.name else {panel.stride}
     name = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in panel.protocol)[:40]
-    plain = panel.protocol in (Nonoverlapping.name, PER_POSITION)
+    plain = panel.protocol == Nonoverlapping.name or panel.protocol in curves.FIGURES_OF
     return ("" if plain else f"-{name}") + "".join(f"-s{n}" for n in strides if n is not None and len(strides) == 1)
 
 

@@ -25,7 +25,10 @@ def subtitle(panels: Sequence[Panel]) -> list[str]:
         first += f", windows of {_range(rows.eval_len)} tokens"
     if len(strides := rows.stride[rows.stride.fillna(-1) != rows.eval_len].dropna()):
         first += f", stride {_range(strides)}"
-    if len(targets := rows.num_targets.dropna()):
+    items, known = rows.num_items.dropna(), {"tokenizer": "tokenizer ", "data_digest": "text "}
+    if len(items):
+        first, known = f"{first} · {_range(items)} items per length", {"data_source": ""}
+    elif len(targets := rows.num_targets.dropna()):
         first += f" · {_range(targets)} targets scored per " + ("run" if protocol == PER_POSITION else "length")
     if len(documents := rows.num_documents.dropna()):
         stretches = rows.num_stretches.dropna()
@@ -34,11 +37,11 @@ def subtitle(panels: Sequence[Panel]) -> list[str]:
     seeds = [len(curve.runs) for panel in panels for curve in panel.curves] or [0]
     lengths = ", ".join(f"{panel.train_len}" for panel in panels)
     second = f"trained at L = {lengths} · {_range(pd.Series(seeds))} seed{'s' if set(seeds) != {1} else ''}"
-    for key, word in (("tokenizer", "tokenizer"), ("data_digest", "text")):
+    for key, word in known.items():
         names = sorted(set(rows[key]) - {""})
         if names:
             names = [name[:12] if key == "data_digest" else look.one_line(name, 40) for name in names]
-            second += f" · {word} " + ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
+            second += f" · {word}" + ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
     return [first[0].upper() + first[1:], second[0].upper() + second[1:]]
 
 

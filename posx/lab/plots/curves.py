@@ -15,6 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
 
+from posx.evaluation.answers import Answers
+from posx.evaluation.protocols import PerPosition
 from posx.lab.plots import captions, look, points
 from posx.lab.plots.groups import Curve, Panel, Point, curves_of_runs, firsts, labels, settings_by_length
 from posx.lab.plots.palette import Look
@@ -257,6 +259,24 @@ def per_position(panel: Panel) -> Figure:
     return made
 
 
+def answers(panel: Panel) -> Figure:
+    """Draw the share of a task's items whose whole answer is right against evaluation length."""
+    curves = points.answer_curves(panel)
+    made = look.figure(8.6, 4.6)
+    (ax,) = _axes(made, 1)
+    for curve in curves:
+        _draw(ax, curve)
+    look.train_line(ax, panel.train_len)
+    look.length_axis(ax, sorted({*panel.rows.eval_len, panel.train_len}), panel.train_len)
+    ax.set_xlabel("evaluation length (tokens)")
+    ax.set_ylabel("items with the right answer")
+    ax.set_ylim(-0.02, 1.02)
+    lanes = _mark_failures(ax, curves)
+    _words(made, "Right answers at and beyond the training length", [panel], curves, "95 % interval over items", lanes)
+    _legend(made, panel, curves, 0.76)
+    return made
+
+
 def length_curves(panels: Sequence[Panel]) -> Figure:
     """Draw perplexity against evaluation length on shared axes: a panel per encoding, a curve per training length."""
     runs = [curve.runs for panel in panels for curve in panel.curves]
@@ -352,4 +372,9 @@ def training(runs: pd.DataFrame, losses: Mapping[str, points.Losses], missing: M
 
 
 #: The figures of a panel by name.
-DRAW: dict[str, Callable[[Panel], Figure]] = {draw.__name__: draw for draw in (extrapolation, ratio, per_position)}
+DRAW: dict[str, Callable[[Panel], Figure]] = {
+    draw.__name__: draw for draw in (extrapolation, ratio, per_position, answers)
+}
+
+#: The figures of a protocol. All others have those of perplexity against length.
+FIGURES_OF = {PerPosition.name: ("per_position",), Answers.name: ("answers",)}

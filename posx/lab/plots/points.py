@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from posx.errors import ConfigError
+from posx.evaluation.answers import wilson_interval
 from posx.evaluation.statistics import check_pair, few_places, half_width, mean_blocks
 from posx.lab.files.rows import number
 from posx.lab.plots.groups import Curve, Panel, Point
@@ -68,6 +69,27 @@ def bits_curves(panel: Panel) -> list[Curve]:
     rows = panel.rows
     counted = finite_perplexity(rows).notna() & rows.num_separators.notna()
     return _curves(panel, rows.bpb.where(counted), ends)
+
+
+def answer_curves(panel: Panel) -> list[Curve]:
+    """Return the share of items of a task whose whole answer is right, against evaluation length in tokens.
+
+    The intervals are those of all items of the runs together: they cover other items, and not other seeds.
+    """
+
+    def point(length: int, own: pd.DataFrame) -> Point:
+        failed = tuple(own.status[own.exact_match.isna()].where(lambda status: status.isin([*FAILED]), "nonfinite"))
+        known = own[own.exact_match.notna()]
+        right, count = (known.exact_match * known.num_items).sum(), known.num_items.sum()
+        ends = wilson_interval(round(right), int(count)) if len(known) else None
+        return Point(length, tuple(known.exact_match), failed, ends)
+
+    curves = []
+    for curve in panel.curves:
+        lengths = curve.rows.groupby("eval_len")
+        points = tuple(point(int(length), own) for length, own in lengths)
+        curves.append(dataclasses.replace(curve, points=points))
+    return _order_curves(curves)
 
 
 def nearly_all_text(row: Row) -> bool:

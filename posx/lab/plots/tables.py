@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from posx.evaluation.answers import Answers
 from posx.lab.plots import captions, look
 from posx.lab.plots.groups import Curve, Panel, Point, panels
-from posx.lab.plots.points import bits_curves, perplexity_curves, ratio_curves
+from posx.lab.plots.points import answer_curves, bits_curves, perplexity_curves, ratio_curves
 from posx.lab.results.columns import FAILED
 from posx.lab.results.table import PER_POSITION
 
@@ -75,7 +76,7 @@ def is_table(path: pathlib.Path) -> bool:
 
 
 def _table(panel: Panel) -> RowTable:
-    curves, columns = perplexity_curves(panel), _columns(panel)
+    curves, columns = (answer_curves if panel.protocol == Answers.name else perplexity_curves)(panel), _columns(panel)
     named = [(f"{one.label} ({title})", points[one.label]) for one in curves for title, points in columns.items()]
     spreads = ["± standard deviation over seeds"] if any(len(point.values) > 1 for _, point in named) else []
     spreads += ["(95 % interval over text)"] if any(point.interval for _, point in named) else []
@@ -112,7 +113,14 @@ def _has_train_len(panel: Panel) -> bool:
 
 
 def _columns(panel: Panel) -> dict[str, dict[str, Point]]:
-    """Return {title: {label: point}}: at L and the ratios to L, or all measured lengths if L is not among them."""
+    """Return {title: {label: point}}: at L and the ratios to L, or all measured lengths if L is not among them.
+
+    For a task, the share of right answers at each length.
+    """
+    if panel.protocol == Answers.name:
+        shares = answer_curves(panel)
+        kept = _choose_places(set(panel.rows.eval_len), panel.train_len)
+        return {f"right at {length:.6g}": _find_point(shares, length) for length in kept}
     absolute, train_len = perplexity_curves(panel), panel.train_len
     if not _has_train_len(panel):
         kept = _choose_places(set(panel.rows.eval_len), train_len)

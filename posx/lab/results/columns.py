@@ -51,6 +51,7 @@ COLUMNS = RUN_COLUMNS | {
     "weights": Column("text", "", "the digest of the weights"),
     "code": Column("object", "", "the digests of the user's own classes of encodings, by name"),
     "tokenizer": Column("text", "", "the name of the tokenizer"),
+    "data_source": Column("text", "", "the place of the scored text, or the task"),
     "data_digest": Column("text", "", "the digest of the scored text"),
     "own_text": Column("object", "", "whether this is the text that was held out in training"),
     "protocol": Column("text", "", "how windows are laid over the text"),
@@ -68,6 +69,11 @@ COLUMNS = RUN_COLUMNS | {
     "nll": Column("float64", "nats per token", "the mean loss"),
     "ppl": Column("float64", "per token", "the perplexity, exp(nll); infinite from e^700 on"),
     "bpb": Column("float64", "bits per byte", "the loss of the text without separators"),
+    "num_items": Column("Int64", "", "the items of a task that were answered"),
+    "exact_match": Column("float64", "", "the share of items whose whole answer is right"),
+    "exact_match_interval": Column("object", "", "the ends of its 95 % interval over items"),
+    "accuracy": Column("float64", "", "the share of tokens of answers that are right"),
+    "accuracy_interval": Column("object", "", "the ends of its 95 % interval over items"),
     "nll_interval": Column("object", "nats per token", "the ends of the 95 % interval of `nll` over text"),
     "block_len": Column("Int64", "tokens", "the targets in a block"),
     "block_nll": Column("object", "nats", "the sum of the losses of each block"),
@@ -87,7 +93,8 @@ FAILED = {
 }
 #: The numbers that an evaluation adds to a row.
 SCORES = (
-    "nll", "ppl", "bpb", "nll_interval", "block_nll", "num_targets", "num_bytes", "num_documents", "num_stretches"
+    "nll", "ppl", "bpb", "nll_interval", "block_nll", "num_targets", "num_bytes", "num_documents", "num_stretches",
+    "exact_match", "accuracy",
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from posx.encodings import spec_text
 from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError, join_problems
 from posx.evaluation import protocols
 from posx.lab.config import SECTIONS, EvalConfig, RunConfig
-from posx.lab.data import Dataset, check_length
+from posx.lab.data import Dataset, TaskDataset, TextDataset
 from posx.lab.data.corpus import absolute, is_path
 from posx.lab.progress import size
 from posx.lab.runs.folder import RunFolder
@@ -29,9 +29,18 @@ CONFIG = "config.json"  # what tells a run's folder
 def check_run(run: RunConfig) -> RunConfig:
     """Return `run` with absolute paths. Raises ConfigError that lists every problem."""
     problems = run.data.problems() + run.eval.problems() + protocols.problems(run.eval, run.train.length)
+    problems = problems or list(_protocol_problems(run))
     if problems := problems or list(_encoding_problems(run)):
         raise ConfigError(join_problems(problems))
     return dataclasses.replace(run, data=absolute(run.data))
+
+
+def _protocol_problems(run: RunConfig) -> Iterator[str]:
+    for cls in map(protocols.protocol_class, run.eval.protocols):
+        if cls.measures_tasks and not run.data.is_task:
+            yield f"eval.protocols={cls.name} measures a task, but data.source={run.data.source} is text. Leave it out."
+        if run.data.is_task and not cls.measures_tasks:
+            yield f"eval.protocols={cls.name} scores text, but data.source={run.data.source} is a task. Name answers."
 
 
 def _encoding_problems(run: RunConfig) -> Iterator[str]:
@@ -96,7 +105,14 @@ def say_unused(runs: Iterable[RunConfig], words: Mapping[str, str]) -> None:
 
 
 def check_stream(config: EvalConfig, train_len: int, dataset: Dataset) -> None:
-    """Raise DataError if the validation text is too short for the longest length, or for a protocol."""
+    """Raise DataError if the validation text is too short for the longest length, or for a protocol.
+
+    Or a task has no items to measure a length with.
+    """
+    if isinstance(dataset, TaskDataset):
+        dataset.check_lengths(sorted({*config.lengths, train_len}), train_len)
+        return
+    assert isinstance(dataset, TextDataset)
     have, need = len(dataset.validation.tokens), max(config.lengths)
     if have < need:
         raise DataError(
@@ -110,7 +126,7 @@ def check_stream(config: EvalConfig, train_len: int, dataset: Dataset) -> None:
 def with_text(run: RunConfig, dataset: Dataset) -> RunConfig:
     """Return `run` with the digests of its text. Raises DataError if the text is too short for it."""
     check_stream(run.eval, run.train.length, dataset)
-    check_length(len(dataset.train.tokens), run.train.length, "the training text")
+    dataset.check_length(run.train.length)
     return dataclasses.replace(run, text=dataset.digest, held_out=dataset.held_out_digest)
 
 

@@ -18,6 +18,7 @@ from posx.lab.config import RunConfig
 from posx.lab.cross_entropy import LARGEST_LOGITS
 from posx.lab.data import ByteTokenizer, load_tokenizer
 from posx.lab.progress import size
+from posx.lab.tasks import parse_task
 from posx.machine.devices import DATA, MODEL, count_devices, parse_mesh
 from posx.machine.platforms import platform
 from posx.notices import say
@@ -267,6 +268,8 @@ def _activations(run: RunConfig, model: Model, data: int = 1, heads: int = 1, ag
 
 def _expected_model(run: RunConfig) -> Model:
     """Return the model of a run whose text is not read yet."""
+    if run.data.is_task:
+        return make_run_model(run, parse_task(run.data.task).vocab_size)
     known = {"bytes": ByteTokenizer.vocab_size, "bpe": run.data.num_ids, "ids": run.data.num_ids + 1}
     tokenizer = run.data.tokenizer
     return make_run_model(run, known[tokenizer] if tokenizer in known else load_tokenizer(tokenizer).vocab_size)

@@ -3,101 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from posx.encodings import code_of
-from posx.errors import UndefinedLength
 from posx.evaluation.protocols import BeginEveryWindow
 from posx.evaluation.scoring import Measured
 from posx.lab import interrupts
 from posx.lab.config import EvalConfig, RunConfig
 from posx.lab.config.data import PLACES
 from posx.lab.config.sections import shortest_cycle
-from posx.lab.data import Dataset, Tokenizer
+from posx.lab.data import Dataset, TaskDataset, TextDataset, Tokenizer
 from posx.lab.files.checksums import with_checksum
 from posx.lab.files.rows import ROW_VERSION, result_text
-from posx.lab.layers import sequential
 from posx.lab.machine import processes
 from posx.lab.model import Model
 from posx.lab.progress import Meter, quantity
 from posx.lab.runs import damage
+from posx.lab.runs.answers import answer_rows
 from posx.lab.runs.cost import Pass, evaluation_speed, pass_cost
-from posx.lab.runs.describe import is_defined, slower
+from posx.lab.runs.describe import slower
 from posx.lab.runs.environment import measuring_facts
 from posx.lab.runs.folder import RunFolder
+from posx.lab.runs.scores import Way, model_scores
 from posx.lab.runs.targets import Asked, EvaluationPlan, asked_rows, few_documents, run_stream
 from posx.lab.training.layout import Layout
-from posx.lab.training.step import flops_per_token
-from posx.machine.devices import DATA, map_devices, mesh, replicate, shard_rows, worthwhile_devices
-from posx.machine.platforms import product_precision
 from posx.notices import say
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _log_probs(
-    model: Model, executor: str, precision: str, num_devices: int, params: Any, tokens: jax.Array
-) -> jax.Array:
-    """Return log-probabilities with the rows sharded over devices, or over the mesh that is set around the call."""
-
-    def one(params: Any, tokens: jax.Array) -> jax.Array:
-        with product_precision(precision):
-            return model.log_probs(params, tokens, sequential(tokens.shape[1] - 1), None, executor)
-
-    return map_devices(one, num_devices, PartitionSpec(DATA))(params, tokens)
-
-
-def model_log_probs(
-    model: Model, params: Any, executor: str = "auto", layout: Layout = Layout(), precision: str = "highest"
-):
-    """Return the model as `evaluate` takes it: tokens [b, t + 1] -> log-probabilities [b, t].
-
-    Sharded parameters stay sharded, and every process that holds a shard must call the result. Windows are sharded over
-    `DATA`. If they are fewer than devices, the tokens of each window are sharded instead. Raises UndefinedLength for
-    windows that the model does not serve.
-    """
-    on = functools.cache(functools.partial(replicate, params))
-
-    def log_probs(tokens: np.ndarray) -> np.ndarray:
-        length = tokens.shape[1] - 1
-        at_length = model.at_length(length)
-        if not is_defined(model, length):
-            raise UndefinedLength(f"defined up to position {at_length.max_position}, but {length} tokens are requested")
-        if layout.is_global:
-            return _sharded_log_probs(at_length, (executor, precision), layout, params, tokens)
-        devices = worthwhile_devices(tokens[:, 1:].size * flops_per_token(model, length) / 3)
-        if len(tokens) < devices:  # few windows, long ones: blocks of their queries are sharded
-            with jax.set_mesh(mesh(devices)):
-                return np.asarray(
-                    _log_probs(at_length, executor, precision, 1, on(devices), replicate(tokens, devices))
-                )
-        rows = shard_rows(np.pad(tokens, ((0, -len(tokens) % devices), (0, 0))), devices)
-        return np.asarray(_log_probs(at_length, executor, precision, devices, on(devices), rows))[: len(tokens)]
-
-    return log_probs
-
-
-def _sharded_log_probs(
-    model: Model, how: tuple[str, str], layout: Layout, params: Any, tokens: np.ndarray
-) -> np.ndarray:
-    """Return log-probabilities by all devices of a layout, with the rows sharded, or the tokens of few rows."""
-    rows = layout.mesh.shape[DATA]
-    padded = np.pad(tokens, ((0, -len(tokens) % rows if len(tokens) >= rows else 0), (0, 0)))
-    with jax.set_mesh(layout.mesh):
-        return np.asarray(sharded_program(layout, model, *how)(params, padded))[: len(tokens)]
-
-
-@functools.cache
-def sharded_program(layout: Layout, model: Model, executor: str, precision: str) -> Any:
-    """Return the compiled program of a sharded model."""
-    whole = NamedSharding(layout.mesh, PartitionSpec())
-    return jax.jit(functools.partial(_log_probs, model, executor, precision, 1), out_shardings=whole)
 
 
 def evaluate_run(
@@ -117,10 +51,29 @@ def evaluate_run(
     """
     processes.on_first(lambda: damage.mend_rows(folder))
     facts = row_facts(run, model, dataset, folder, step)
+    if isinstance(dataset, TaskDataset):
+        rows = answer_rows(run, config, model, params, dataset, folder, facts, layout)
+    elif isinstance(dataset, TextDataset):
+        rows = text_rows(run, config, model, params, dataset, folder, facts, layout)
+    folder.list_rows(config == run.eval and facts["own_text"])
+    return rows
+
+
+def text_rows(
+    run: RunConfig,
+    config: EvalConfig,
+    model: Model,
+    params: Any,
+    dataset: TextDataset,
+    folder: RunFolder,
+    facts: dict[str, Any],
+    layout: Layout,
+) -> list[dict[str, Any]]:
+    """Return the rows of a text, see `evaluate_run`. `facts` are the fields that all of them have."""
     asked = asked_rows(run, config, model, dataset, folder, facts)
     rows = [with_checksum(one.stored | facts) for one in asked if one.stored]
     missing = [one for one in asked if not one.stored]
-    log_probs = model_log_probs(model, params, config.executor, layout, config.precision)
+    log_probs = model_scores(model, params, Way(config.executor, config.precision), layout)
     work = _Work(model, config, slower(model) / evaluation_speed(run) if missing else 0.0)
     (stream, documents), token_bytes = run_stream(dataset), dataset.validation.token_bytes
     token_bytes = None if token_bytes is None else np.insert(token_bytes, 0, 0)
@@ -143,7 +96,6 @@ def evaluate_run(
                 rows.append(with_checksum(facts | row | more))
                 folder.append(folder.eval_file, rows[-1])
                 work.finish(_line(rows[-1]))
-    folder.list_rows(config == run.eval and facts["own_text"])
     return rows
 
 

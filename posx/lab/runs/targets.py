@@ -18,7 +18,7 @@ from posx.evaluation.protocols import longest_window, run_protocols
 from posx.evaluation.scoring import Documents, Targets, digest_arrays
 from posx.evaluation.statistics import BLOCK_LEN, LEAST_PLACES
 from posx.lab.config import EvalConfig, RunConfig
-from posx.lab.data import Dataset
+from posx.lab.data import TextDataset
 from posx.lab.runs.describe import is_defined
 from posx.lab.runs.folder import RunFolder
 
@@ -133,7 +133,7 @@ def few_documents(asked: Asked, num_documents: int) -> str:
     )
 
 
-def run_stream(dataset: Dataset) -> tuple[np.ndarray, Documents]:
+def run_stream(dataset: TextDataset) -> tuple[np.ndarray, Documents]:
     """Return the stream that a run is scored on, tokens [n + 1], and the places of its documents.
 
     The begin token before the text is the context of the very first target.
@@ -144,7 +144,7 @@ def run_stream(dataset: Dataset) -> tuple[np.ndarray, Documents]:
 
 
 def asked_rows(
-    run: RunConfig, config: EvalConfig, model: Model, dataset: Dataset, folder: RunFolder, facts: Mapping[str, Any]
+    run: RunConfig, config: EvalConfig, model: Model, dataset: TextDataset, folder: RunFolder, facts: Mapping[str, Any]
 ) -> list[Asked]:
     """Return the rows that `config` asks of a run, with those that its folder holds, in the order of measuring.
 
@@ -157,9 +157,7 @@ def asked_rows(
       facts: the fields of its rows that name weights and text: hash, step, data_digest, weights and code.
     """
     stream, documents = run_stream(dataset)
-    here = {name: facts[name] for name in ("hash", "step", "data_digest", "weights") if name in facts}
-    stored = [row for row in folder.measured_rows() if here.items() <= row.items()]
-    stored = [row for row in stored if row.get("code", {}) == facts.get("code", {})]
+    stored = stored_rows(folder, facts)
     defined = functools.partial(is_defined, model)
     place = functools.cache(lambda protocol, length: protocol.targets(stream, [length], documents))
     rows = []
@@ -174,6 +172,13 @@ def asked_rows(
             known = row if row and is_answer(row, config) else None
             rows.append(Asked(one, length, targets, windows, begins, known))
     return rows
+
+
+def stored_rows(folder: RunFolder, facts: Mapping[str, Any]) -> list[Row]:
+    """Return the rows in the folder that are of the weights, the text and the code that `facts` name."""
+    here = {name: facts[name] for name in ("hash", "step", "data_digest", "weights") if name in facts}
+    same = [row for row in folder.measured_rows() if here.items() <= row.items()]
+    return [row for row in same if row.get("code", {}) == facts.get("code", {})]
 
 
 def is_answer(row: Row, config: EvalConfig) -> bool:

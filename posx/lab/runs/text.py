@@ -75,6 +75,8 @@ def run_text(folder: RunFolder, run: RunConfig, asked: Mapping[str, Any]) -> Dat
     named = set(asked) - {"cache_dir"}
     data = _named_text(folder, run, asked)
     saved_tokenizer(folder)  # raises if it is gone or damaged
+    if data.is_task:
+        return _open_task(folder, run, data)
     if named or Path(data.tokenizer).is_absolute():
         data = dataclasses.replace(data, tokenizer=str(folder.tokenizer_file))
     if not named:
@@ -96,6 +98,20 @@ def run_text(folder: RunFolder, run: RunConfig, asked: Mapping[str, Any]) -> Dat
             f"notice: {folder.path.name} is measured on other text than in training (digest {run.held_out[:12]}, now "
             f"{dataset.held_out_digest[:12]}). Its rows are kept apart (docs/guides/resuming.md)."
         )
+    return dataset
+
+
+def _open_task(folder: RunFolder, run: RunConfig, data: DataConfig) -> Dataset:
+    """Return the items of a task for a trained run. Raises WorkdirError if its words are not those of the run."""
+    dataset = prepare(data, log=say)
+    if dataset.tokenizer.digest != saved_tokenizer(folder).digest:
+        raise WorkdirError(
+            f"data.source={data.source}: its words are not those that {folder.path} was trained on, "
+            f"{run.data.source}. Give a task of the same words, such as the same task with other probabilities."
+        )
+    if dataset.held_out_digest != run.held_out:
+        named = f"{folder.path.name} is measured on {data.source}, not on {run.data.source}"
+        say(f"notice: {named}. Its rows are kept apart.")
     return dataset
 
 

@@ -22,11 +22,11 @@ from posx.encodings.rates import Rates
 from posx.errors import ConfigError
 from posx.lab.config import TrainConfig
 from posx.lab.model import Model
-from posx.lab.training.step import Metrics, State, init_state, train_steps
+from posx.lab.training.step import Batch, Metrics, State, init_state, train_steps
 from posx.machine.devices import DATA, MODEL, mesh, parse_mesh, replicate
 
-#: The rows `rows` of the batches of some steps: int32 [n, rows, t + 1].
-Batches = Callable[[slice], np.ndarray]
+#: The rows `rows` of the batches of some steps, arrays [n, rows, ...].
+Batches = Callable[[slice], Any]
 
 #: The axis of the mesh over which each dimension of a parameter is sharded, by the end of its name. All other
 #: parameters are whole. An axis that does not divide the size does not shard it.
@@ -101,23 +101,32 @@ class Layout:
 
         return jax.tree_util.tree_map_with_path(one, abstract) if self.model else abstract
 
-    def tokens(self, shape: tuple[int, ...], batches: Batches) -> jax.Array:
-        """Shard batches of `shape` [n, b, t + 1]. Each process makes the rows of its own devices."""
-        made = functools.cache(lambda start, stop: batches(slice(start, stop)))  # devices along MODEL share rows
+    def batches(self, size: int, make: Batches) -> Batch:
+        """Shard batches of `size` rows. Each process makes the rows of its own devices."""
+        made = functools.cache(lambda start, stop: make(slice(start, stop)))  # devices along MODEL share rows
+        sharding = rows_sharding(self.mesh)
 
-        def part(index: Any) -> np.ndarray:
-            return made(*index[1].indices(shape[1])[:2])
+        def rows(index: Any) -> Any:
+            return made(*index[1].indices(size)[:2])
 
-        return jax.make_array_from_callback(shape, rows_sharding(self.mesh), part)
+        first = next(iter(sharding.addressable_devices_indices_map((1, size)).values()))
+        assert first is not None
+        leaves, form = jax.tree.flatten(rows(first))
+
+        def shard(n: int, leaf: np.ndarray) -> jax.Array:
+            shape = (leaf.shape[0], size, *leaf.shape[2:])
+            return jax.make_array_from_callback(shape, sharding, lambda index: jax.tree.leaves(rows(index))[n])
+
+        return jax.tree.unflatten(form, [shard(n, leaf) for n, leaf in enumerate(leaves)])
 
     def steps(
-        self, model: Model, config: TrainConfig, state: State, tokens: jax.Array, count: int, rates: Rates
+        self, model: Model, config: TrainConfig, state: State, batches: Batch, count: int, rates: Rates
     ) -> tuple[State, Metrics]:
         """Run `train_steps` on these devices."""
         if not self.model:
-            return train_steps(model, config, state, tokens, count, self.num_devices, rates)
+            return train_steps(model, config, state, batches, count, self.num_devices, rates)
         with jax.set_mesh(self.mesh):
-            return train_program(self, model, config, rates)(state, tokens, count)
+            return train_program(self, model, config, rates)(state, batches, count)
 
 
 @functools.cache
@@ -128,8 +137,8 @@ def train_program(
     state = jax.tree.map(lambda leaf: leaf.sharding, layout.abstract(model, config))
     whole = NamedSharding(layout.mesh, PartitionSpec())
 
-    def steps(state: State, tokens: jax.Array, count: Any) -> tuple[State, Metrics]:
-        return train_steps(model, config, state, tokens, count, 1, rates)
+    def steps(state: State, batches: Batch, count: Any) -> tuple[State, Metrics]:
+        return train_steps(model, config, state, batches, count, 1, rates)
 
     return jax.jit(steps, donate_argnums=0, out_shardings=(state, whole))
 

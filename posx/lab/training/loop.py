@@ -24,7 +24,7 @@ from posx.errors import Interrupted, NonFiniteError, OutOfMemoryError, Stopped
 from posx.evaluation.scoring import out_of_memory
 from posx.lab import interrupts
 from posx.lab.config import RunConfig, TrainConfig
-from posx.lab.data import Dataset, batch
+from posx.lab.data import Dataset
 from posx.lab.data.store import cache_folder
 from posx.lab.files.atomic import disk_errors
 from posx.lab.machine.ceiling import machine_ceiling
@@ -83,14 +83,13 @@ def train(
         if start >= config.steps:
             return state
         log, stops = MetricsLog(run, model, folder, start), agreement(layout)
-        shape = (config.dispatch_steps, config.batch_size, config.length + 1)
         with interrupts.save_first(), log, Watchdog(folder.path, config.dispatch_steps) as watchdog:
             for steps in dispatches(config, start):
                 interrupts.raise_pending()
                 if stops(interrupts.was_terminated() or interrupts.was_interrupted()):
                     _save_and_stop(checkpoints, state, folder, steps.start, log)
-                tokens = layout.tokens(shape, functools.partial(_batches, dataset, config, steps))
-                state, metrics = layout.steps(model, config, state, tokens, len(steps), rates)
+                batches = layout.batches(config.batch_size, functools.partial(_batches, dataset, config, steps))
+                state, metrics = layout.steps(model, config, state, batches, len(steps), rates)
                 log.add(metrics, len(steps))
                 done = steps.stop
                 due = done % config.checkpoint_steps == 0 or done == config.steps
@@ -129,19 +128,15 @@ def dispatches(config: TrainConfig, start: int) -> Iterator[range]:
         start, size = steps.stop, config.dispatch_steps
 
 
-def _batches(dataset: Dataset, config: TrainConfig, steps: range, rows: slice) -> np.ndarray:
-    """Return rows of the batches of `steps`, int32 [n, rows, t + 1].
+def _batches(dataset: Dataset, config: TrainConfig, steps: range, rows: slice) -> Any:
+    """Return rows of the batches of `steps`, arrays [n, rows, ...].
 
-    n is always `dispatch_steps`, so that one program serves all.
+    n is always `dispatch_steps`, so that one program serves all. The last batch stands in for those that are not run.
     """
-    count = len(range(config.batch_size)[rows])
-    block = np.zeros((config.dispatch_steps, count, config.length + 1), np.int32)
-    for n, step in enumerate(steps):
-        block[n] = batch(
-            dataset.train.tokens, digest=dataset.digest, seed=config.seed, step=step,
-            batch_size=config.batch_size, length=config.length, rows=rows,
-        )  # fmt: skip
-    return block
+    sizes = {"seed": config.seed, "batch_size": config.batch_size, "length": config.length}
+    batches = [dataset.batch(step=step, rows=rows, **sizes) for step in steps]
+    batches += batches[-1:] * (config.dispatch_steps - len(batches))
+    return jax.tree.map(lambda *each: np.stack(each), *batches)
 
 
 @contextlib.contextmanager

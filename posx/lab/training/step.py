@@ -16,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 
 from posx.encodings.rates import Rate, Rates, layer_rates
 from posx.lab.config import TrainConfig
+from posx.lab.data.batches import Weighted
 from posx.lab.layers import sequential
 from posx.lab.model import Model, layer_name, shared_name
 from posx.machine.devices import DATA, map_devices
@@ -23,6 +24,7 @@ from posx.machine.platforms import product_precision
 
 State = dict[str, Any]
 Metrics = dict[str, jax.Array]
+Batch = jax.Array | Weighted
 
 
 def init_state(model: Model, config: TrainConfig) -> State:
@@ -31,33 +33,34 @@ def init_state(model: Model, config: TrainConfig) -> State:
     return {"params": params, "opt_state": make_optimizer(config, model).init(params), "step": jnp.zeros((), jnp.int32)}
 
 
-def loss(model: Model, params: State, tokens: jax.Array, dropout_rng: jax.Array | None, executor: str) -> jax.Array:
-    """Return the mean NLL (nats/token) of tokens [b, t + 1], all from position 0.
+def loss(model: Model, params: State, batch: Batch, dropout_rng: jax.Array | None, executor: str) -> jax.Array:
+    """Return the mean NLL (nats/token) of the targets of a batch, all from position 0.
 
     Args:
       model: the model.
       params: its parameters.
-      tokens: [b, t + 1].
+      batch: tokens [b, t + 1], with weights [b, t] of the targets or without.
       dropout_rng: keys [b], None for no dropout.
       executor: of attention.
     """
-    pos = sequential(tokens.shape[1] - 1)
-    return -model.log_probs(params, tokens, pos, dropout_rng, executor).mean()
+    tokens = batch.tokens if isinstance(batch, Weighted) else batch
+    log_probs = model.log_probs(params, tokens, sequential(tokens.shape[1] - 1), dropout_rng, executor)
+    return -(log_probs * batch.weights if isinstance(batch, Weighted) else log_probs).mean()
 
 
 @functools.partial(jax.jit, static_argnames=("model", "config", "num_devices", "rates"), donate_argnames=("state",))
 def train_step(
-    model: Model, config: TrainConfig, state: State, tokens: jax.Array, num_devices: int = 1, rates: Rates | None = None
+    model: Model, config: TrainConfig, state: State, batch: Batch, num_devices: int = 1, rates: Rates | None = None
 ) -> tuple[State, Metrics]:
-    """Return the state after one update on tokens [b, t + 1], and {"loss", "grad_norm"}, the norm before clipping.
+    """Return the state after one update on a batch of b rows, and {"loss", "grad_norm"}, the norm before clipping.
 
     Position parameters are trained at `rates`, or at the rates of `config` and the encodings' classes. With
     accumulation a, gradients of a equal parts of the batch are averaged, with one part in memory at a time. Rows are
     sharded over `num_devices`, which divide the rows of a part. Devices synchronise once.
     """
-    params, numbered = state["params"], (jnp.arange(tokens.shape[0]), tokens)
+    params, numbered = state["params"], (jnp.arange(jax.tree.leaves(batch)[0].shape[0]), batch)
 
-    def average(whole: tuple[Any, jax.Array], numbered: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any]:
+    def average(whole: tuple[Any, jax.Array], numbered: tuple[jax.Array, Batch]) -> tuple[jax.Array, Any]:
         result = _gradients(model, config, whole, numbered)
         if num_devices == 1:
             return result
@@ -72,18 +75,18 @@ def train_step(
 
 
 def _gradients(
-    model: Model, config: TrainConfig, whole: tuple[Any, jax.Array], numbered: tuple[jax.Array, jax.Array]
+    model: Model, config: TrainConfig, whole: tuple[Any, jax.Array], numbered: tuple[jax.Array, Batch]
 ) -> tuple[jax.Array, Any]:
-    """Return loss and gradients of some rows: whole = (params, step), numbered = (numbers [r], tokens [r, t + 1])."""
+    """Return loss and gradients of some rows: whole = (params, step), numbered = (numbers [r], those rows)."""
     params, step = whole
 
-    def part(numbers: jax.Array, rows: jax.Array) -> tuple[jax.Array, Any]:
+    def part(numbers: jax.Array, rows: Batch) -> tuple[jax.Array, Any]:
         rng = None
         if model.config.dropout > 0:  # else the seed is no part of the program, and all seeds share one
             # The third key of the seed: the first two made the parameters. A row draws the same on any device.
             rng = jax.random.fold_in(jax.random.split(jax.random.key(config.seed), 3)[2], step)
             rng = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(rng, numbers)
-        call = functools.partial(loss, model, tokens=rows, dropout_rng=rng, executor=config.executor)
+        call = functools.partial(loss, model, batch=rows, dropout_rng=rng, executor=config.executor)
         with product_precision(config.precision):
             return jax.value_and_grad(call)(params)
 
@@ -98,20 +101,21 @@ def _gradients(
 
 @functools.partial(jax.jit, static_argnames=("model", "config", "num_devices", "rates"), donate_argnames=("state",))
 def train_steps(
-    model: Model, config: TrainConfig, state: State, tokens: jax.Array, count: jax.Array, num_devices: int = 1,
+    model: Model, config: TrainConfig, state: State, batches: Batch, count: jax.Array, num_devices: int = 1,
     rates: Rates | None = None,
 ) -> tuple[State, Metrics]:  # fmt: skip
-    """Return the state after updates on the first `count` of the batches tokens [n, b, t + 1], and metrics [n].
+    """Return the state after updates on the first `count` of n batches of b rows, and metrics [n].
 
     `count` is no part of the compiled program. So the same code computes every step, bit for bit, wherever log lines,
     checkpoints or a kill divide a run.
     """
 
     def one(n: jax.Array, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
-        state, metrics = train_step(model, config, carry[0], tokens[n], num_devices, rates)
+        batch = jax.tree.map(lambda leaf: leaf[n], batches)
+        state, metrics = train_step(model, config, carry[0], batch, num_devices, rates)
         return state, {name: carry[1][name].at[n].set(value) for name, value in metrics.items()}
 
-    zeros = {name: jnp.zeros(tokens.shape[0], jnp.float32) for name in ("loss", "grad_norm")}
+    zeros = {name: jnp.zeros(jax.tree.leaves(batches)[0].shape[0], jnp.float32) for name in ("loss", "grad_norm")}
     return jax.lax.fori_loop(0, count, one, (state, zeros))
 
 

@@ -67,13 +67,13 @@ def test_costs_of_an_evaluation_are_those_of_its_programs():
     model = make_model(sizes, "nope", ByteTokenizer.vocab_size, 256)
     cost = pass_cost(model, EvalConfig(batch_tokens=2048), 256, 20)
     assert (cost.batch, cost.windows) == (8, 20)
-    from posx.lab.runs.evaluate import _log_probs
+    from posx.lab.runs.scores import Way, score_rows
 
     tokens = jax.ShapeDtypeStruct((8, 257), "int32")
-    made = _log_probs.lower(model, "dense", "highest", 1, model.abstract(), tokens).compile()
+    made = score_rows.lower(model, Way("dense"), 1, model.abstract(), tokens).compile()
     future = 8 * 256 * 2 * 4 * 128 * 256  # operations on the future half of the square, which dense attention computes
     assert cost.flops + 3 * future == pytest.approx(3 * made.cost_analysis()["flops"], rel=0.03)  # three batches
-    made = _log_probs.lower(model, "blockwise", "highest", 1, model.abstract(), tokens).compile()
+    made = score_rows.lower(model, Way("blockwise"), 1, model.abstract(), tokens).compile()
     held = cost.memory - PROCESS_MEMORY - 2 * 4 * count(model)
     assert held == pytest.approx(made.memory_analysis().temp_size_in_bytes, rel=0.2)
     assert cost.seconds(1e-9) == COMPILING + 1e-9 * cost.flops

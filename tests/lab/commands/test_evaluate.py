@@ -213,15 +213,15 @@ def test_rows_where_memory_ran_out_are_tried_again(capsys, workdir):
 
 
 def test_partly_failed_evaluation_says_where_and_keeps_rows(capsys, workdir, monkeypatch):
-    module = posx.lab.runs.evaluate
-    real = module._log_probs
+    module = posx.lab.runs.scores
+    real = module.score_rows
 
-    def fail(model, executor, precision, num_devices, params, tokens):
+    def fail(model, way, num_devices, params, tokens):
         if tokens.shape[1] > 33:
             raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
-        return real(model, executor, precision, num_devices, params, tokens)
+        return real(model, way, num_devices, params, tokens)
 
-    monkeypatch.setattr(module, "_log_probs", fail)
+    monkeypatch.setattr(module, "score_rows", fail)
     words = ["evaluate", f"--workdir={workdir}", "--lengths=16,48,64", "--protocol=nonoverlapping"]
     line = refused(capsys, 7, words, "at 48: oom", "at 64: oom")
     assert "at 16" not in line

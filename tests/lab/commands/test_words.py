@@ -15,7 +15,7 @@ BAD_WORDS = {
     "unknown key, short name": (["train", "--config.train.lr=2"], ["is unknown", "learning_rate"]),
     "section as a value": (["train", "--config.model=3"], ["config key 'model' is unknown"]),
     "unknown flag": (["train", "--workdri=x"], ["--workdri: this flag is unknown", "Did you mean --workdir"]),
-    "another command's flag": (["train", "--num_tokens=3"], ["--num_tokens: this flag is unknown", "eval.num_targets"]),
+    "another command's flag": (["train", "--num_tokens=3"], ["--num_tokens: this flag is unknown", "eval.num_items"]),
     "unknown flag of a command without settings": (["plot", "--steps=5"], ["unknown. The flags of this"]),
     "setting without its path": (["train", "--steps=5"], ["flag is unknown", "mean --config.train.steps=5?"]),
     "setting with hyphens": (["sweep", "--learning-rate=5"], ["mean --config.train.learning_rate=5?"]),

@@ -1,0 +1,108 @@
+"""A task as a source of tokens: items instead of text, drawn when they are needed and never stored."""
+
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from posx.errors import DataError
+from posx.lab.config.data import TASK
+from posx.lab.data.batches import Dataset, Weighted
+from posx.lab.data.tokenizers import BpeTokenizer, with_model
+from posx.lab.tasks import Items, Task, draw_rows, parse_task
+from posx.lab.tasks.base import BOS, EOS, SPECIAL
+
+#: The items and the tokens of a row whose digest names a task.
+_SAMPLE = 8, 64
+
+
+@dataclass(frozen=True)
+class TaskDataset(Dataset):
+    """The items of a task. `source` names it as data.source does."""
+
+    task: Task
+    source: str
+
+    @functools.cached_property
+    def tokenizer(self) -> BpeTokenizer:  # type: ignore[override]
+        """One id for each word of an item, with spaces between words."""
+        words = (*SPECIAL, *self.task.alphabet)
+        plain = {
+            "version": "1.0", "normalizer": None, "decoder": None, "post_processor": None, "truncation": None,
+            "padding": None, "pre_tokenizer": {"type": "WhitespaceSplit"},
+            "added_tokens": [{
+                "id": EOS, "content": SPECIAL[EOS], "special": True, "single_word": False, "lstrip": False,
+                "rstrip": False, "normalized": False,
+            }],
+            "model": {"type": "WordLevel", "vocab": {w: n for n, w in enumerate(words)}, "unk_token": SPECIAL[-1]},
+        }  # fmt: skip
+        return BpeTokenizer(with_model(json.dumps(plain), {"begin": BOS, "ends": [EOS]}))
+
+    @functools.cached_property
+    def digest(self) -> str:  # type: ignore[override]
+        """A name of the items: it changes if the task draws others from the same key."""
+        count, length = _SAMPLE
+        while self.task.longest(length) < self.task.fewest:
+            length *= 2
+        rows = self._draw("digest", 0, count, self.task.fewest, self.task.longest(length), length)
+        return hashlib.sha256(self.source.encode() + rows.tokens.tobytes() + rows.scored.tobytes()).hexdigest()
+
+    @property
+    def held_out_digest(self) -> str:  # type: ignore[override]
+        return self.digest
+
+    def summary(self) -> str:
+        """Describe the task in one line."""
+        words = f"{self.tokenizer.vocab_size} words"
+        return f"{self.source}: items drawn as they are needed; {words}; digest {self.digest[:12]}"
+
+    def check_length(self, length: int) -> None:
+        """Raise DataError if no item fits `length` tokens."""
+        if self.task.longest(length) < self.task.fewest:
+            need = self.task.size(self.task.fewest) - 1
+            raise DataError(f"{self.source} has no item of {length} tokens. The shortest item needs {need}.")
+
+    def check_lengths(self, lengths: Sequence[int], train_len: int) -> None:
+        """Raise DataError if one of the lengths has no items to be measured with, see `items`."""
+        for length in lengths:
+            self.check_length(length)
+            fewest, longest = self.sizes(length, train_len)
+            if fewest > longest:
+                most = self.task.size(longest) - 1
+                raise DataError(
+                    f"eval.lengths has {length}, but {self.source} has no item of more than {most} tokens that fits. "
+                    "Leave the length out, or give the task more symbols."
+                )
+
+    def batch(self, *, seed: int, step: int, batch_size: int, length: int, rows: slice = slice(None)) -> Weighted:
+        """Return rows of batch number `step`, a pure function of its arguments.
+
+        Items have all sizes that fit `length` tokens. The targets of an answer weigh alike, and all others nothing.
+        """
+        drawn = self._draw(f"training {seed}", step, batch_size, self.task.fewest, self.task.longest(length), length)
+        weights = drawn.scored[:, 1:] / drawn.scored[:, 1:].mean(dtype=np.float64)
+        return Weighted(drawn.tokens[rows], weights[rows].astype(np.float32))
+
+    def items(self, length: int, train_len: int, count: int) -> Items:
+        """Return `count` items to measure a length with: of more than `length` - `train_len` tokens, up to `length`."""
+        fewest, longest = self.sizes(length, train_len)
+        return self._draw(f"held out {length}", 0, count, fewest, longest, length)
+
+    def sizes(self, length: int, train_len: int) -> tuple[int, int]:
+        """Return the fewest and the most symbols of the items that measure a length; fewest > most without any."""
+        shorter = self.task.longest(length - train_len) if length > train_len else 0
+        return max(self.task.fewest, shorter + 1), self.task.longest(length)
+
+    def _draw(self, what: str, step: int, count: int, fewest: int, longest: int, length: int) -> Items:
+        seed = hashlib.sha256(f"posx items 1\n{self.source}\n{what}".encode()).digest()
+        key = jax.random.fold_in(jax.random.key(int.from_bytes(seed[:4], "big") >> 1), step)
+        return Items(*jax.device_get(draw_rows(self.task, jax.random.split(key, count), fewest, longest, length)))
+
+
+def open_task(source: str) -> TaskDataset:
+    """Return the items of a task, named as "task:flip_flop(ignore=0.98)". Raises ConfigError."""
+    return TaskDataset(parse_task(source.removeprefix(TASK)), source)

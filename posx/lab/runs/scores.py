@@ -1,0 +1,91 @@
+"""A trained model as a function of tokens in NumPy, on all devices."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from posx.errors import UndefinedLength
+from posx.lab import cross_entropy
+from posx.lab.layers import sequential
+from posx.lab.model import Model
+from posx.lab.runs.describe import is_defined
+from posx.lab.training.layout import Layout
+from posx.lab.training.step import flops_per_token
+from posx.machine.devices import DATA, map_devices, mesh, replicate, shard_rows, worthwhile_devices
+from posx.machine.platforms import product_precision
+
+
+class Way(NamedTuple):
+    """The way in which a model scores tokens.
+
+    Attributes:
+      executor: of attention, see `posx.attend`.
+      precision: of products of float32 numbers.
+      score: maps logits [b, t, v] and targets [b, t] to arrays [b, t].
+    """
+
+    executor: str = "auto"
+    precision: str = "highest"
+    score: Callable[[jax.Array, jax.Array], Any] = cross_entropy.log_probs
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def score_rows(model: Model, way: Way, num_devices: int, params: Any, tokens: jax.Array) -> Any:
+    """Return scores with the rows sharded over devices, or over the mesh that is set around the call."""
+
+    def one(params: Any, tokens: jax.Array) -> Any:
+        with product_precision(way.precision):
+            return model.log_probs(params, tokens, sequential(tokens.shape[1] - 1), None, way.executor, way.score)
+
+    return map_devices(one, num_devices, PartitionSpec(DATA))(params, tokens)
+
+
+def model_scores(model: Model, params: Any, way: Way = Way(), layout: Layout = Layout()) -> Callable[[np.ndarray], Any]:
+    """Return the model as a function of tokens [b, t + 1] to scores [b, t], by default log-probabilities.
+
+    Sharded parameters stay sharded, and every process that holds a shard must call the result. Windows are sharded over
+    `DATA`. If they are fewer than devices, the tokens of each window are sharded instead. Raises UndefinedLength for
+    windows that the model does not serve.
+    """
+    on = functools.cache(functools.partial(replicate, params))
+
+    def scores(tokens: np.ndarray) -> Any:
+        length = tokens.shape[1] - 1
+        at_length = model.at_length(length)
+        if not is_defined(model, length):
+            raise UndefinedLength(f"defined up to position {at_length.max_position}, but {length} tokens are requested")
+        if layout.is_global:
+            return _score_together(at_length, way, layout, params, tokens)
+        devices = worthwhile_devices(tokens[:, 1:].size * flops_per_token(model, length) / 3)
+        if len(tokens) < devices:  # few windows, long ones: blocks of their queries are sharded
+            with jax.set_mesh(mesh(devices)):
+                return jax.device_get(score_rows(at_length, way, 1, on(devices), replicate(tokens, devices)))
+        rows = shard_rows(np.pad(tokens, ((0, -len(tokens) % devices), (0, 0))), devices)
+        return _first_rows(score_rows(at_length, way, devices, on(devices), rows), len(tokens))
+
+    return scores
+
+
+def _first_rows(scores: Any, count: int) -> Any:
+    return jax.tree.map(lambda x: np.asarray(x)[:count], scores)
+
+
+def _score_together(model: Model, way: Way, layout: Layout, params: Any, tokens: np.ndarray) -> Any:
+    """Return scores by all devices of a layout, with the rows sharded, or the tokens of few rows."""
+    rows = layout.mesh.shape[DATA]
+    padded = np.pad(tokens, ((0, -len(tokens) % rows if len(tokens) >= rows else 0), (0, 0)))
+    with jax.set_mesh(layout.mesh):
+        return _first_rows(program(layout, model, way)(params, padded), len(tokens))
+
+
+@functools.cache
+def program(layout: Layout, model: Model, way: Way) -> Any:
+    """Return the compiled program of a sharded model."""
+    whole = NamedSharding(layout.mesh, PartitionSpec())
+    return jax.jit(functools.partial(score_rows, model, way, 1), out_shardings=whole)

@@ -1,0 +1,123 @@
+"""A task: items made by a pure function of a key, each a question and its answer in one row of tokens.
+
+Shapes: t + 1 tokens of a row, of which the model reads the first t and predicts the last t.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from posx.contract.fields import snake_case
+
+#: The first ids of every task, and their text.
+BOS, SEP, EOS, PAD = range(4)
+SPECIAL = ("<bos>", "<sep>", "<eos>", "<pad>")
+#: The id of a task's first symbol.
+FIRST = len(SPECIAL)
+
+
+class Items(NamedTuple):
+    """Items as rows of tokens.
+
+    Attributes:
+      tokens: int32 [b, t + 1] or [t + 1]: <bos>, the item, <eos>, then <pad>.
+      scored: bool, as tokens: whether a token belongs to the answer.
+    """
+
+    tokens: jax.Array
+    scored: jax.Array
+
+
+class Item(NamedTuple):
+    """A question and its answer, in symbols from 0 on. Entries beyond their ends are not read.
+
+    Attributes:
+      question: int32 [n].
+      answer: int32 [m].
+      length: of the answer, int32 [].
+    """
+
+    question: jax.Array
+    answer: jax.Array
+    length: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A family of items, as many as there are keys for each number n of symbols.
+
+    A task defines `alphabet`, `size` and `item`. One whose answers stand between parts of its question defines `row`
+    instead of `item`.
+    """
+
+    #: The fewest symbols of a question.
+    fewest: ClassVar[int] = 1
+
+    @property
+    def alphabet(self) -> tuple[str, ...]:
+        """The text of each symbol."""
+        raise NotImplementedError
+
+    @property
+    def most(self) -> int | None:
+        """The most symbols of a question, None if there is no limit."""
+        return None
+
+    def size(self, n: int) -> int:
+        """Return the tokens of the longest row with n symbols, <bos> and <eos> included."""
+        raise NotImplementedError
+
+    def item(self, key: jax.Array, n: jax.Array, room: int) -> Item:
+        """Return one item with n <= `room` symbols in arrays of at least `room` entries."""
+        raise NotImplementedError
+
+    def row(self, key: jax.Array, n: jax.Array, length: int) -> Items:
+        """Return one item as <bos> question <sep> answer <eos>, in `length` + 1 tokens."""
+        question, answer, count = self.item(key, n, length)
+        place = jnp.arange(length + 1)
+        tokens = jnp.where(place <= n, FIRST + question[jnp.clip(place - 1, 0, len(question) - 1)], SEP)
+        tokens = tokens.at[0].set(BOS)
+        start = n + 2
+        tokens = jnp.where(place >= start, FIRST + answer[jnp.clip(place - start, 0, len(answer) - 1)], tokens)
+        end = start + count
+        tokens = jnp.where(place == end, EOS, jnp.where(place > end, PAD, tokens))
+        return Items(tokens.astype(jnp.int32), (place >= start) & (place <= end))
+
+    def longest(self, length: int) -> int:
+        """Return the most symbols of an item that fits `length` + 1 tokens; below `fewest` if none fits."""
+        n = self.fewest - 1
+        while self.size(n + 1) <= length + 1 and (self.most is None or n < self.most):
+            n += 1
+        return n
+
+    @property
+    def vocab_size(self) -> int:
+        return FIRST + len(self.alphabet)
+
+    @property
+    def name(self) -> str:
+        return snake_case(type(self))
+
+
+@functools.partial(jax.jit, static_argnames=("task", "length"))
+def draw_rows(task: Task, keys: jax.Array, fewest: jax.Array, longest: jax.Array, length: int) -> Items:
+    """Return one item for each of keys [b], with `fewest` to `longest` symbols, all numbers equally likely."""
+
+    def draw(key: jax.Array) -> Items:
+        size_key, item_key = jax.random.split(key)
+        n = jax.random.randint(size_key, (), fewest, longest + 1)
+        return task.row(item_key, n, length)
+
+    return jax.vmap(draw)(keys)
+
+
+def shuffle(key: jax.Array, n: jax.Array, room: int) -> jax.Array:
+    """Return the places of 0 to n - 1 in a random order, int32 [room]; the entries from n on stay in place."""
+    at = jnp.arange(room)
+    drawn = jnp.where(at < n, jax.random.uniform(key, (room,)), 1.0 + at.astype(jnp.float32))
+    return jnp.argsort(jnp.argsort(drawn))

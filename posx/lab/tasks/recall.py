@@ -1,0 +1,118 @@
+"""Tasks that recall one of many things: flip-flop, associative recall, passkey."""
+
+from __future__ import annotations
+
+import dataclasses
+import string
+from typing import Annotated, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from posx.contract.fields import at_least, at_most
+from posx.lab.tasks.base import BOS, EOS, FIRST, PAD, Item, Items, Task, shuffle
+
+
+@dataclasses.dataclass(frozen=True)
+class FlipFlop(Task):
+    """A memory of one bit: w writes the bit that follows, r reads the last written one, i ignores its bit.
+
+    n instructions, each with a bit. The first one writes, the last one reads. The others ignore with probability
+    `ignore`, and write or read with the rest in equal parts. The bits after r are the answers. Source: Liu et al.
+    (arXiv 2306.00946), FFL(0.8) with 256 instructions; FFL(0.98) is its sparse test, FFL(0.1) its dense one.
+    """
+
+    ignore: Annotated[float, at_least(0), at_most(1)] = 0.8
+    fewest: ClassVar[int] = 2
+    alphabet: ClassVar = ("0", "1", "w", "r", "i")
+
+    def size(self, n: int) -> int:
+        return 2 * n + 2
+
+    def row(self, key: jax.Array, n: jax.Array, length: int) -> Items:
+        room = length // 2 + 1
+        what_key, bit_key = jax.random.split(key)
+        at, write, read = jnp.arange(room), 2, 3
+        other = (1 - self.ignore) / 2
+        what = 2 + jax.random.choice(what_key, 3, (room,), p=jnp.array([other, other, self.ignore]))
+        what = jnp.where(at == 0, write, jnp.where(at == n - 1, read, what))
+        bits = jax.random.bernoulli(bit_key, shape=(room,)).astype(jnp.int32)
+        last = jax.lax.cummax(jnp.where(what == write, at, 0))
+        bits = jnp.where(what == read, bits[last], bits)
+        symbols = FIRST + jnp.stack([what, bits], axis=1).reshape(-1)
+        scored = jnp.stack([jnp.zeros(room, bool), what == read], axis=1).reshape(-1)
+        place = jnp.arange(length + 1)
+        tokens = jnp.concatenate([jnp.array([BOS]), symbols])[: length + 1]
+        tokens = jnp.where(place == 2 * n + 1, EOS, jnp.where(place > 2 * n + 1, PAD, tokens))
+        is_inside = jnp.concatenate([jnp.array([False]), scored])[: length + 1] & (place <= 2 * n)
+        return Items(tokens.astype(jnp.int32), is_inside)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mqar(Task):
+    """Recall the value of each key (multi-query associative recall).
+
+    n pairs of a key and its value, then the n keys in another order, each with its value as the answer. No two keys and
+    no two values are equal. Source: Arora et al. (arXiv 2312.04927). Theirs has noise between the questions, and a
+    number of pairs that does not grow with every token.
+    """
+
+    symbols: Annotated[int, at_least(1), at_most(2**15)] = 256
+    fewest: ClassVar[int] = 1
+
+    @property
+    def alphabet(self) -> tuple[str, ...]:
+        kinds = (f"k{n}" for n in range(self.symbols)), (f"v{n}" for n in range(self.symbols))
+        return (*kinds[0], *kinds[1])
+
+    @property
+    def most(self) -> int:
+        return self.symbols
+
+    def size(self, n: int) -> int:
+        return 4 * n + 2
+
+    def row(self, key: jax.Array, n: jax.Array, length: int) -> Items:
+        room = length // 4 + 1
+        kinds, count = jnp.int32(self.symbols), min(room, self.symbols)
+        keys, values, order = jax.random.split(key, 3)
+        drawn = (shuffle(k, kinds, self.symbols)[:count] for k in (keys, values))
+        pairs = FIRST + jnp.stack([n * self.symbols + kind for n, kind in enumerate(drawn)], axis=1)
+        again = pairs[shuffle(order, n, count)]
+        place = jnp.arange(length + 1) - 1
+        first = pairs.reshape(-1)[jnp.clip(place, 0, 2 * count - 1)]
+        second = again.reshape(-1)[jnp.clip(place - 2 * n, 0, 2 * count - 1)]
+        tokens = jnp.where(place < 2 * n, first, second)
+        tokens = jnp.where(place < 0, BOS, jnp.where(place < 4 * n, tokens, jnp.where(place == 4 * n, EOS, PAD)))
+        return Items(tokens.astype(jnp.int32), (place >= 2 * n) & (place < 4 * n) & (place % 2 == 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Passkey(Task):
+    """Find the digits after the one mark among noise, and repeat them. Source: Mohtashami and Jaggi (2305.16300).
+
+    n symbols: noise letters, and at a uniform depth the mark # and the digits. Theirs is English text.
+    """
+
+    digits: Annotated[int, at_least(1), at_most(64)] = 5
+    noise: Annotated[int, at_least(1), at_most(26)] = 26
+
+    @property
+    def fewest(self) -> int:  # type: ignore[override]
+        return self.digits + 1
+
+    @property
+    def alphabet(self) -> tuple[str, ...]:
+        return (*string.digits, "#", *string.ascii_lowercase[: self.noise])
+
+    def size(self, n: int) -> int:
+        return n + 3 + self.digits
+
+    def item(self, key: jax.Array, n: jax.Array, room: int) -> Item:
+        place_key, digit_key, noise_key = jax.random.split(key, 3)
+        mark = jax.random.randint(place_key, (), 0, n - self.digits)
+        digits = jax.random.randint(digit_key, (self.digits,), 0, 10)
+        noise = 11 + jax.random.randint(noise_key, (room,), 0, self.noise)
+        at = jnp.arange(room) - mark - 1
+        inside = jnp.where((at >= 0) & (at < self.digits), digits[jnp.clip(at, 0, self.digits - 1)], noise)
+        return Item(jnp.where(at == -1, 10, inside), digits, jnp.int32(self.digits))

@@ -1,0 +1,70 @@
+"""The answer to each task's question in plain Python: words in, words out."""
+
+
+def binary_majority(words):
+    return ["0" if words.count("0") > words.count("1") else "1"]
+
+
+def majority(words):
+    counts = sorted((words.count(word) for word in {*words}), reverse=True)
+    assert counts[:2] != counts[:1] * 2, "a tie"
+    return [max({*words}, key=words.count)]
+
+
+def sort(words):
+    assert len({*words}) == len(words)
+    return sorted(words, key=int)
+
+
+def unique_copy(words):
+    assert len({*words}) == len(words)
+    return words
+
+
+def repeat_copy(words):
+    return words
+
+
+def parity(words):
+    return ["eo"[words.count("1") % 2]]
+
+
+def addition(words):
+    a, b = "".join(words).split("+")
+    assert all(number == "0" or number[0] == "1" for number in (a, b))
+    return list(bin(int(a, 2) + int(b, 2))[2:])
+
+
+def passkey(words):
+    at = words.index("#")
+    assert words.count("#") == 1 and all(w.isdigit() == (at < n <= at + 5) for n, w in enumerate(words))
+    return words[at + 1 : at + 6]
+
+
+def selective_copy(words):
+    return [w for w in words if w != "."]
+
+
+def s5(words):
+    state = "01234"
+    for word in words:
+        state = "".join(word[int(thing)] for thing in state)
+    return [state]
+
+
+def flip_flop(words):
+    """Return {place: answer} of a row without its first and last word."""
+    answers, memory = {}, None
+    for place, (what, bit) in enumerate(zip(words[::2], words[1::2], strict=True)):
+        memory = bit if what == "w" else memory
+        if what == "r":
+            answers[2 * place + 1] = memory
+    assert words[0] == "w" and words[-2] == "r"
+    return answers
+
+
+def mqar(words):
+    half = len(words) // 2
+    known = {words[n]: words[n + 1] for n in range(0, half, 2)}
+    assert len(known) == half // 2 == len({*known.values()})
+    return {n + 1: known[words[n]] for n in range(half, len(words), 2)}

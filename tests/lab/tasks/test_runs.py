@@ -1,0 +1,97 @@
+"""A run on a task: what it trains on, what its rows say, and the settings that it refuses."""
+
+import numpy as np
+import pytest
+
+import posx
+from posx.lab.data import DataConfig, prepare
+from posx.lab.files.rows import row_problem
+from posx.lab.runs.folder import RunFolder
+from tests import tiny
+from tests.lab.commands import refused
+
+
+@pytest.fixture(scope="module")
+def majority(site, tmp_path_factory):
+    """A run that has learned which of two bits occurs more often, in half a minute or less."""
+    folder = tmp_path_factory.mktemp("task") / "majority"
+    words = [
+        "train", f"--config={site / 'tiny.py'}:nope", "--config.data.source=task:binary_majority",
+        f"--workdir={folder}", "--config.train.length=13", "--config.eval.lengths=13,23", "--config.train.steps=200",
+        "--config.train.batch_size=64", "--config.model.dropout=0", "--config.eval.num_items=300",
+        "--config.train.learning_rate=1e-2",
+    ]  # fmt: skip
+    assert tiny.run(*words)[0] == 0
+    return folder
+
+
+def test_rows_count_right_answers_at_every_length(majority):
+    rows = RunFolder(majority).measured_rows()
+    assert [(row["protocol"], row["eval_len"], row["num_items"]) for row in rows] == [
+        ("answers", 13, 300), ("answers", 23, 300)
+    ]  # fmt: skip
+    for row in rows:
+        assert not row_problem(row) and row["num_targets"] == 600  # the bit and <eos>
+        assert row["exact_match"] > 0.9 and row["accuracy"] >= row["exact_match"]
+
+
+def test_exact_match_is_that_of_greedy_answers(majority):
+    row = RunFolder(majority).measured_rows()[1]
+    items = prepare(DataConfig(source="task:binary_majority")).items(23, 13, 300)
+    model, params, _ = posx.load(majority)
+    written = items.tokens.copy()
+    for place in range(1, items.tokens.shape[1]):  # each token of an answer is the likeliest after those written before
+        logits = np.asarray(model(params, written[:, :-1]))[:, place - 1]
+        written[:, place] = np.where(items.scored[:, place], logits.argmax(axis=-1), written[:, place])
+    right = (written == items.tokens).all(axis=1).sum()
+    assert right == round(row["exact_match"] * 300)
+
+
+def test_a_length_more_measures_that_length_alone(majority, capsys):
+    before = (majority / "eval.jsonl").read_text()
+    code, _, err = tiny.call(capsys, "evaluate", f"--workdir={majority}", "--lengths=13,23,33")
+    assert code == 0, err
+    after = (majority / "eval.jsonl").read_text()
+    assert after.startswith(before) and len(after.splitlines()) == 3
+
+
+def test_items_of_a_length_are_longer_than_those_before():
+    data = prepare(DataConfig(source="task:repeat_copy"))
+    sizes = [(data.items(length, 16, 200).tokens != 3).sum(axis=1) for length in (16, 32, 48)]
+    assert [(one.min(), one.max()) for one in sizes] == [(5, 17), (19, 33), (35, 49)]
+
+
+def test_batches_depend_on_step_and_seed_alone():
+    data = prepare(DataConfig(source="task:mqar(symbols=20)"))
+    one = {"seed": 3, "step": 5, "batch_size": 8, "length": 40}
+    whole = data.batch(**one)
+    np.testing.assert_allclose(whole.weights.mean(), 1, rtol=1e-6)
+    for part in (slice(0, 3), slice(3, 8)):
+        for found, wanted in zip(data.batch(**one, rows=part), whole, strict=True):
+            np.testing.assert_array_equal(found, wanted[part])
+    for other in (one | {"seed": 4}, one | {"step": 6}):
+        assert (data.batch(**other).tokens != whole.tokens).any()
+    assert data.digest != prepare(DataConfig(source="task:mqar(symbols=21)")).digest
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["--config.data.source=task:uniqe_copy"], ["'uniqe_copy' is unknown", "unique_copy"]),
+        (["--config.data.source=task:flip_flop(ignore=2)"], ["ignore=2", "at most 1"]),
+        (["--config.data.source=task:flip_flop(ignor=.9)"], ["no field 'ignor'", "ignore"]),
+        (["--config.data.source=task:parity", "--config.data.tokenizer=bpe"], ["data.tokenizer=bpe", "no text"]),
+        (["--config.data.source=task:parity", "--config.eval.protocols=sliding"], ["sliding", "answers"]),
+        (["--config.eval.protocols=answers"], ["answers", "task"]),
+        (["--config.data.source=task:passkey", "--config.train.length=10"], ["no item of 10 tokens", "needs 13"]),
+        (
+            ["--config.data.source=task:unique_copy(symbols=9)", "--config.eval.lengths=16,64"],
+            ["eval.lengths has 64", "more than 20 tokens"],
+        ),
+    ],
+)
+def test_unfit_settings_are_one_line(site, tmp_path, capsys, words, wanted):
+    start = ["train", f"--config={site / 'tiny.py'}", f"--workdir={tmp_path / 'run'}"]
+    code = 3 if "needs 13" in wanted or "64" in wanted[0] else 2
+    refused(capsys, code, [*start, *words], *wanted)
+    assert not (tmp_path / "run" / "config.json").exists()
