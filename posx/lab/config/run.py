@@ -36,6 +36,8 @@ SCHEMA_VERSION = 7
 IMPORTED = "imported"
 #: Settings of training that change no weight.
 _FREE = ("dispatch_steps", "log_steps", "checkpoint_steps", "keep_checkpoints")
+#: Settings of training that name a run only if they are set.
+_IF_SET = ("stop_check_steps",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +95,8 @@ class RunConfig:
         "data" is the digest of the text. Until the text is read, the settings of the data stand in its place.
         """
         settings = {f"model.{name}": value for name, value in vars(self.model).items() if name != "layer_policy"}
-        settings |= {f"train.{name}": value for name, value in vars(self.train).items() if name not in _FREE}
+        unnamed = (*_FREE, *(name for name in _IF_SET if not getattr(self.train, name)))
+        settings |= {f"train.{name}": value for name, value in vars(self.train).items() if name not in unnamed}
         settings["train.position_lr_multiplier"] = multipliers_in_rows(self.rates)
         decayed = sorted(f"{n}.{name}" for n, layer in enumerate(self.rates) for name, rate in layer if rate.decays)
         settings |= {"train.decayed": decayed} if decayed else {}

@@ -190,6 +190,8 @@ class TrainConfig:
       log_steps: between log lines.
       checkpoint_steps: between checkpoints.
       keep_checkpoints: the newest ones that are kept.
+      stop_check_steps: on a task, between measurements of items of the training length, drawn apart from those of
+        training and evaluation. Training ends as soon as all of them are answered right. 0 measures nothing.
     """
 
     length: Annotated[int, at_least(2)] = 64
@@ -211,6 +213,7 @@ class TrainConfig:
     log_steps: Annotated[int, at_least(1)] = 20
     checkpoint_steps: Annotated[int, at_least(1)] = 200
     keep_checkpoints: Annotated[int, at_least(1)] = 2
+    stop_check_steps: Annotated[int, at_least(0)] = 0
 
     def problems(self) -> list[str]:
         """Return the problems of these fields, one line each."""
@@ -224,6 +227,11 @@ class TrainConfig:
             problems.append(
                 f"train.warmup_steps={self.warmup_steps} must be below train.steps={self.steps}. Lower "
                 "--config.train.warmup_steps."
+            )
+        if not problems and self.stop_check_steps >= self.steps:
+            problems.append(
+                f"train.stop_check_steps={self.stop_check_steps} must be below train.steps={self.steps}. Lower it, or "
+                "set it to 0."
             )
         if not problems and self.batch_size % self.accumulation:
             fits = [n for n in range(1, self.batch_size + 1) if self.batch_size % n == 0]

@@ -19,6 +19,10 @@ from posx.lab.tasks.base import BOS, EOS, SPECIAL
 #: The items and the tokens of a row whose digest names a task.
 _SAMPLE = 8, 64
 
+#: The items that must all be right for training to end early. A model that is right on 99 % of all items is so on these
+#: with probability 0.7 %.
+STOP_ITEMS = 500
+
 
 @dataclass(frozen=True)
 class TaskDataset(Dataset):
@@ -91,6 +95,10 @@ class TaskDataset(Dataset):
         """Return `count` items to measure a length with: of more than `length` - `train_len` tokens, up to `length`."""
         fewest, longest = self.sizes(length, train_len)
         return self._draw(f"held out {length}", 0, count, fewest, longest, length)
+
+    def stop_items(self, length: int) -> Items:
+        """Return STOP_ITEMS items of all sizes that fit `length` tokens, drawn apart from training and from `items`."""
+        return self._draw("stop", 0, STOP_ITEMS, self.task.fewest, self.task.longest(length), length)
 
     def sizes(self, length: int, train_len: int) -> tuple[int, int]:
         """Return the fewest and the most symbols of the items that measure a length; fewest > most without any."""

@@ -281,7 +281,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
         _or_none(lambda value: _are_numbers(value) and len(value) == 2),
     ),
     "position_nll": _or_none(lambda value: isinstance(value, list)),
-    "own_text": lambda value: isinstance(value, bool),
+    **dict.fromkeys(("own_text", "solved"), lambda value: isinstance(value, bool)),
     "layers": lambda value: isinstance(value, list) and _are_texts(value),
     "code": lambda value: isinstance(value, dict) and _are_texts(value.values()),
     **dict.fromkeys(("settings", "data_settings"), lambda value: isinstance(value, dict)),

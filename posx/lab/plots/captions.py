@@ -10,6 +10,7 @@ from posx.evaluation import protocols
 from posx.lab.plots import look
 from posx.lab.plots.groups import Curve, Panel, Point, common_settings, firsts, settings_by_length
 from posx.lab.results.columns import FAILED, finite_perplexity
+from posx.lab.results.facts import SCORED_STEP
 from posx.lab.results.table import PER_POSITION
 
 #: The names of the protocols in captions.
@@ -189,10 +190,11 @@ def unfinished_lines(rows: pd.DataFrame) -> list[str]:
     last = dict(zip(rows.run, zip(rows.status, rows.step, rows.settings, strict=True), strict=True))
     for run, (status, step, settings) in last.items():
         steps, name = settings.get("train.steps"), look.one_line(run)
+        scored = settings.get(SCORED_STEP)  # `train.steps` if training ended because a task was solved
         if status == "diverged":
             ended.append(f"{name} at step {step:,}")
-        elif pd.notna(step) and isinstance(steps, int) and step < steps:
-            early.append(f"{name} (step {step:,} of {steps:,})")
+        elif isinstance(scored, int) and isinstance(steps, int) and scored < steps:
+            early.append(f"{name} (step {scored:,} of {steps:,})")
     said = {"Measured before the end of training": early, "Training ended with NaN": ended}
     return [f"{words}: {join_names(names, 'runs')}" for words, names in said.items() if names]
 

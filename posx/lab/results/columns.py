@@ -35,7 +35,7 @@ RUN_COLUMNS = {
     "around": Column("text", "", "the settings of training except encoding, data, seed and length"),
     "train_seed": Column("text", "", "the seed of training; an imported model has none"),
     "scored_text": Column("text", "", "the digest of the text that its rows are of"),
-    "scored_step": Column("Int64", "steps", "the training step that its rows are of"),
+    "scored_step": Column("Int64", "steps", "the training step of its rows; `train.steps` if training solved the task"),
     "longest": Column("Int64", "tokens", "the longest window that its targets serve"),
     "settings": Column("object", "", "the settings of training, the code, the scored text and step, by name"),
 }

@@ -19,7 +19,8 @@ OF_ENCODINGS = (
 )  # fmt: skip
 #: Settings in which the runs of one curve differ.
 SEED = ("train.seed", "parent.hash")
-#: The settings in which rows of one run can differ: the text that was scored, and the step of the weights.
+#: The settings in which rows of one run can differ: the text that was scored, and the step of the weights. A training
+#: that ended because its task was solved counts as one of all its steps.
 SCORED = SCORED_TEXT, SCORED_STEP = "scored.text", "scored.step"
 
 
@@ -42,7 +43,7 @@ def run_facts(row: Mapping[str, Any]) -> dict[str, Any]:
         "data.source": row.get("data_source") if row.get("own_text") else None,
         "data.tokenizer": row.get("tokenizer"),
         SCORED_TEXT: row.get("data_digest"),
-        SCORED_STEP: row.get("step"),
+        SCORED_STEP: trained.get("train.steps") if row.get("solved") else row.get("step"),
     }
     settings |= {name: value for name, value in known.items() if value is not None}
     layers, masks = row.get("layers", []), trained.get("model.mask_policy", ["causal"])

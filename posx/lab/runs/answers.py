@@ -59,6 +59,21 @@ def answer_rows(
     return rows
 
 
+def exact_match(run: RunConfig, model: Model, dataset: TaskDataset, layout: Layout) -> Callable[[Any], float]:
+    """Return a function of parameters: the share of the dataset's `stop_items` that they answer right."""
+    config = run.train
+    items = dataset.stop_items(config.length)
+    way = Way(config.executor, config.precision, cross_entropy.score_answers)
+
+    def measure(params: Any) -> float:
+        scores, rows = model_scores(model, params, way, layout), config.batch_size // config.accumulation
+        status, result = _score(scores, items.tokens, rows)
+        right = result[1] | ~items.scored[:, 1:] if status == "ok" else np.zeros((1, 1), bool)
+        return float(right.all(axis=1).mean())
+
+    return measure
+
+
 def asked_answers(
     run: RunConfig, config: EvalConfig, dataset: TaskDataset, folder: RunFolder, facts: dict[str, Any]
 ) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:

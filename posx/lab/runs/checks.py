@@ -29,13 +29,18 @@ CONFIG = "config.json"  # what tells a run's folder
 def check_run(run: RunConfig) -> RunConfig:
     """Return `run` with absolute paths. Raises ConfigError that lists every problem."""
     problems = run.data.problems() + run.eval.problems() + protocols.problems(run.eval, run.train.length)
-    problems = problems or list(_protocol_problems(run))
+    problems = problems or list(_task_problems(run))
     if problems := problems or list(_encoding_problems(run)):
         raise ConfigError(join_problems(problems))
     return dataclasses.replace(run, data=absolute(run.data))
 
 
-def _protocol_problems(run: RunConfig) -> Iterator[str]:
+def _task_problems(run: RunConfig) -> Iterator[str]:
+    if run.train.stop_check_steps and not run.data.is_task:
+        yield (
+            f"train.stop_check_steps={run.train.stop_check_steps} measures the answers of a task, but data.source="
+            f"{run.data.source} is text. Leave it out."
+        )
     for cls in map(protocols.protocol_class, run.eval.protocols):
         if cls.measures_tasks and not run.data.is_task:
             yield f"eval.protocols={cls.name} measures a task, but data.source={run.data.source} is text. Leave it out."

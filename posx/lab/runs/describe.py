@@ -17,6 +17,7 @@ from posx.evaluation.protocols import run_protocols
 from posx.lab.config import RunConfig
 from posx.lab.cross_entropy import LARGEST_LOGITS
 from posx.lab.data import ByteTokenizer, load_tokenizer
+from posx.lab.data.tasks import STOP_ITEMS
 from posx.lab.progress import size
 from posx.lab.tasks import parse_task
 from posx.machine.devices import DATA, MODEL, count_devices, parse_mesh
@@ -105,12 +106,12 @@ def opening(run: RunConfig, layout: Layout) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """The cost of a run.
+    """The cost of a run, the most if training may end early.
 
     Attributes:
       num_params: of the model.
       tokens: of all training steps.
-      flops: of training.
+      flops: of training, and of measuring answers in it.
       eval_flops: of the forward passes of evaluation, None for a whole text of unknown length.
       lengths: evaluated lengths that the model is defined for, each a program to compile.
       slower: times the wall time of as many FLOP without an encoding.
@@ -140,10 +141,12 @@ def expected_cost(run: RunConfig) -> Expected:
 
     model, train = _expected_model(run), run.train
     tokens = train.steps * train.batch_size * train.length
+    checks = (train.steps - 1) // train.stop_check_steps if train.stop_check_steps else 0
     rows, protocols = row_flops(run), run_protocols(run.eval, train.length)
     is_known = all(protocol.num_targets for protocol, _ in protocols)
     return Expected(
-        count(model), tokens, tokens * flops_per_token(model, train.length),
+        count(model), tokens,
+        (tokens + checks * STOP_ITEMS * train.length / 3) * flops_per_token(model, train.length),
         sum(rows.values()) if is_known else None, len({length for (_, length), flops in rows.items() if flops}),
         slower(model),
         round(16 * count(model) + _activations(run, model)),
@@ -183,12 +186,13 @@ def describe(run: RunConfig, mesh: str = "") -> str:
     from posx.lab.training.layout import check_mesh
 
     model, cost, on_mesh = _expected_model(run), expected_cost(run), ""
+    most = "at most " if run.train.stop_check_steps else ""
     if mesh:
         data, heads = parse_mesh(mesh)
         check_mesh(data, heads, run.train.batch_size // run.train.accumulation, model.config.kv_heads)
         on_mesh = f"\n{mesh}: {share(run, model, data, heads)}"
     return (
-        f"{', '.join(map(repr, model.distinct))}, {cost.num_params:,} parameters, {cost.tokens:,} tokens in "
+        f"{', '.join(map(repr, model.distinct))}, {cost.num_params:,} parameters, {most}{cost.tokens:,} tokens in "
         f"{run.train.steps} steps of {run.train.batch_size} x {run.train.length}, {cost.flops:.2g} FLOP, "
         f"{size(cost.memory)}, data {run.data.source!r}, evaluated at {run.eval.lengths}{on_mesh}"
     )

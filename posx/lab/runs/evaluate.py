@@ -118,7 +118,7 @@ def row_facts(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder,
     """Return the fields that all rows of a run have.
 
     `code` has the digests of the user's own encodings as they are now. `weights` is the digest of the parameters in
-    their checkpoint.
+    their checkpoint. `solved` says that training ended at `step`, because all answers were right.
     """
     code, weights = code_of(model.encodings), processes.broadcast(lambda: folder.weights_by_step().get(step, ""))
     return {
@@ -131,6 +131,7 @@ def row_facts(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder,
         "train_len": run.train.length,
         "seed": run.train.seed,
         "step": step,
+        **({"solved": True} if run.train.stop_check_steps and folder.solved_step == step else {}),
         **({"weights": weights} if weights else {}),
         "tokenizer": dataset.tokenizer.name,
         "data_source": dataset.source,

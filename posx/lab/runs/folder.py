@@ -28,6 +28,8 @@ from posx.lab.progress import process_seconds
 _LEVELS = ("{}", "*/{}", "*/*/{}")
 #: The field of `config.json` that holds the checksum of `tokenizer.json`.
 TOKENIZER_CHECKSUM = "tokenizer_checksum"
+#: The field of `config.json` that holds the step at which training ended because all answers were right.
+SOLVED_STEP = "solved_step"
 #: The letters of a folder's name.
 MOST_LETTERS = 120
 #: How many runs a message lists.
@@ -244,15 +246,41 @@ class RunFolder:
         done = checksums.read_verified(self.done_file)
         return done.get("hash") == run.hash and done.get("eval") == plain_values(vars(run.eval))
 
-    def mark_done(self, run: RunConfig, num_rows: int) -> None:
-        """Write `DONE` for `run`, as `finished` reads it. Raises WorkdirError if the folder was emptied meanwhile."""
+    @property
+    def solved_step(self) -> int | None:
+        """The step at which the training of these weights ended because a task was solved, None if it was not."""
+
+        def read() -> Any:
+            borrowed = self.is_borrowed and not self.weights.is_file()  # an exported file holds its settings
+            file = RunFolder(self.weights).config_file if borrowed else self.config_file
+            return checksums.read_verified(file).get(SOLVED_STEP)
+
+        return processes.broadcast(read)
+
+    def mark_solved(self, step: int) -> None:
+        """Write into `config.json` that training ended at `step` because a task was solved. Raises WorkdirError."""
+
+        def mark() -> None:
+            held = checksums.read_checked(self.config_file)
+            write_json(self.config_file, checksums.with_checksum(held | {SOLVED_STEP: step}))
+
+        processes.on_first(mark)
+
+    def mark_done(self, run: RunConfig, num_rows: int, step: int) -> None:
+        """Write `DONE` for `run`, as `finished` reads it. Raises WorkdirError if the folder was emptied meanwhile.
+
+        Args:
+          run: its settings.
+          num_rows: of the evaluation.
+          step: at which training ended.
+        """
 
         def mark() -> None:
             if not self.config_file.exists():
                 raise WorkdirError(
                     f"{self.config_file} was removed during training. Train again with another --workdir."
                 )
-            done = {"hash": run.hash, "eval": vars(run.eval), "step": run.train.steps, "rows": num_rows}
+            done = {"hash": run.hash, "eval": vars(run.eval), "step": step, "rows": num_rows}
             write_json(self.done_file, checksums.with_checksum(done))
             self.status_file.unlink(missing_ok=True)
 
@@ -314,7 +342,10 @@ class RunFolder:
             )
 
     def write_config(self, run: RunConfig, **facts: Any) -> None:
-        """Write the settings, with `facts` and the checksum of the tokenizer beside them."""
+        """Write the settings, with `facts` and the checksum of the tokenizer beside them. A `solved_step` stays."""
+        held = checksums.read_verified(self.config_file)
+        if held.get("hash") == run.hash and SOLVED_STEP in held:
+            facts = {SOLVED_STEP: held[SOLVED_STEP]} | facts
         if self.tokenizer_file.exists():
             facts |= {TOKENIZER_CHECKSUM: checksums.file_checksum(self.tokenizer_file)}
         write_json(self.config_file, checksums.with_checksum(run.to_json() | facts))

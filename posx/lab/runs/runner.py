@@ -9,12 +9,13 @@ import jax
 
 from posx.errors import Damaged, DataError, PartialFailure, PosxError, Stopped, WorkdirError
 from posx.lab.config import RunConfig
-from posx.lab.data import Dataset, corpus, prepare
+from posx.lab.data import Dataset, TaskDataset, corpus, prepare
 from posx.lab.data.store import cache_folder
 from posx.lab.files.atomic import write_json
 from posx.lab.files.rows import failures
 from posx.lab.machine.compile_cache import use_compile_cache
 from posx.lab.runs import damage, environment, text
+from posx.lab.runs.answers import exact_match
 from posx.lab.runs.checks import check_disk, check_memory, check_writable, with_text
 from posx.lab.runs.describe import count, layer_executor, layout, make_run_model, opening
 from posx.lab.runs.evaluate import evaluate_run
@@ -72,11 +73,14 @@ def _train_and_evaluate(run: RunConfig, folder: RunFolder, mesh: str, parent: Ru
         return inherit_arrays(params, run, dataset.tokenizer, parent) if parent else params
 
     with folder.hold(facts, begin):
-        state = train(run, model, dataset, folder, how, first)
-        rows = evaluate_run(run, run.eval, model, state["params"], dataset, folder, run.train.steps, how)
+        task = dataset if run.train.stop_check_steps and isinstance(dataset, TaskDataset) else None
+        right = exact_match(run, model, task, how) if task else None
+        state = train(run, model, dataset, folder, how, first, right)
+        step = int(state["step"])
+        rows = evaluate_run(run, run.eval, model, state["params"], dataset, folder, step, how)
         if failed := failures(rows):
             raise PartialFailure(f"{folder.path.name}: {'; '.join(failed)}")
-        folder.mark_done(run, len(rows))
+        folder.mark_done(run, len(rows), step)
     return rows
 
 

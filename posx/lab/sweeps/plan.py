@@ -161,12 +161,14 @@ def preview(jobs: Sequence[Job], values: Mapping[str, Any]) -> str:
         cost = job.cost._replace(speed=(share or USUAL_SHARE) * flops / schedule.cores, start=start)
         part = job.part()
         left[job.name] = cost.seconds(width, 1 - part) if part < 1 else 0.0
-        time = duration(cost.seconds(width)) + " and evaluation" * (job.expected_cost.eval_flops is None)
+        time = "at most " * bool(job.run.train.stop_check_steps) + duration(cost.seconds(width))
+        time += " and evaluation" * (job.expected_cost.eval_flops is None)
         encodings = ", ".join(dict.fromkeys(map(spec_text, job.run.layers)))
         table.append([
             job.name, *(setting_text(s, job.point[s]) for s in varying), encodings, f"{job.expected_cost.num_params:,}",
             size(job.expected_cost.memory), time, _state(job, part),
         ])  # fmt: skip
+    about = "at most" if any(job.run.train.stop_check_steps for job in jobs) else "about"
     in_order = sorted(jobs, key=lambda job: job.cost.order)
     told = f"{duration(schedule.wall_seconds(left[job.name] for job in in_order))} left, {schedule}"
     if on:
@@ -174,7 +176,7 @@ def preview(jobs: Sequence[Job], values: Mapping[str, Any]) -> str:
         told = f"{duration(sum(left.values()))} of work left on {each} a run; {on} decides how many train at once"
     return "\n".join([
         *align_columns(table), "",
-        f"{len(jobs)} runs, {sum(not seconds for seconds in left.values())} of them finished; about {told}",
+        f"{len(jobs)} runs, {sum(not seconds for seconds in left.values())} of them finished; {about} {told}",
         f"The times assume a start of {start:.0f} s, then {share or USUAL_SHARE:.0%} of the speed of matrix products "
         f"on this machine{', as measured in runs here' if share else '. No run here has measured them yet'}.",
     ])  # fmt: skip

@@ -112,7 +112,7 @@ class Job(_Task):
         """Return the finished part of the expected work after the start."""
         steps = max((row["step"] for row in self.folder.logged_rows()), default=0)
         training = self.expected_cost.slower * self.expected_cost.flops / CORE_SPEED / (self.cost.seconds(1) - START)
-        trained = min(steps / self.run.train.steps, 1)
+        trained = 1.0 if steps and self.folder.solved_step == steps else min(steps / self.run.train.steps, 1)
         return 0.99 * (training * trained + (1 - training) * self.part_of_rows())
 
     def part(self) -> float:

@@ -39,7 +39,7 @@ from posx.lab.training.watchdog import Watchdog
 from posx.notices import say
 
 #: The numbers of a row that TensorBoard shows.
-SHOWN = ("loss", "ppl", "grad_norm", "learning_rate", "tokens_per_second", "mfu")
+SHOWN = ("loss", "ppl", "grad_norm", "learning_rate", "tokens_per_second", "mfu", "exact_match")
 
 
 def train(
@@ -49,11 +49,12 @@ def train(
     folder: RunFolder,
     layout: Layout = Layout(),
     first: Callable[[dict[str, Any]], dict[str, Any]] = lambda params: params,
+    exact_match: Callable[[dict[str, Any]], float] | None = None,
 ) -> State:
     """Train to `train.steps` from the newest good checkpoint in `folder`, or from step 0; return the final state.
 
     A resumed run continues bit for bit as if it had never stopped. The state holds all that changes, and batches and
-    dropout are functions of the step.
+    dropout are functions of the step. So is the end of a run whose answers are all right before `train.steps`.
 
     Args:
       run: its settings.
@@ -62,6 +63,7 @@ def train(
       folder: of the run.
       layout: the devices.
       first: maps fresh parameters to those of step 0.
+      exact_match: returns the share of items that parameters answer right; None if no step ends training early.
 
     Raises:
       NonFiniteError: with the step. The last good checkpoint stays.
@@ -70,18 +72,12 @@ def train(
     checkpoints = Checkpoints(folder.checkpoints, config.keep_checkpoints, run.hash)
     with _memory_errors(name, config.accumulation), Meter(name, config.steps) as meter:
         meter.show_waiting("compiling", folder.usual_start())
-        restored = checkpoints.restore(layout.abstract(model, config), notice=say)
-        if restored is None:
-            state = layout.init(model, config)
-            state = state | {"params": layout.put(first(state["params"]))}
-        else:
-            step, saved = restored
-            state = layout.put(jax.tree.map(jnp.asarray, saved))
-            if 0 < step < config.steps:
-                say(f"resuming {name} at step {step}")
+        state = _first_state(model, config, layout, checkpoints, first)
         start = int(state["step"])
-        if start >= config.steps:
+        if start >= config.steps or (exact_match and _was_solved(config, folder, state, exact_match)):
             return state
+        if start:
+            say(f"resuming {name} at step {start}")
         log, stops = MetricsLog(run, model, folder, start), agreement(layout)
         with interrupts.save_first(), log, Watchdog(folder.path, config.dispatch_steps) as watchdog:
             for steps in dispatches(config, start):
@@ -91,10 +87,16 @@ def train(
                 batches = layout.batches(config.batch_size, functools.partial(_batches, dataset, config, steps))
                 state, metrics = layout.steps(model, config, state, batches, len(steps), rates)
                 log.add(metrics, len(steps))
-                done = steps.stop
-                due = done % config.checkpoint_steps == 0 or done == config.steps
-                if due or done % config.log_steps == 0:
-                    meter.update(done, f"{done}/{config.steps}  {log.write(done)}")
+                done, right = steps.stop, None
+                if exact_match and may_end(config, done):
+                    watchdog.pause()
+                    with log.leave_out():
+                        right = exact_match(state["params"])
+                is_last = done == config.steps or right == 1
+                due = done % config.checkpoint_steps == 0 or is_last
+                if due or right is not None or done % config.log_steps == 0:
+                    meter.total = done if is_last else config.steps
+                    meter.update(done, f"{done}/{config.steps}  {log.write(done, right)}")
                 elif steps.start == start:  # compiled
                     meter.update(done, f"{done}/{config.steps}")
                 if due:
@@ -102,6 +104,44 @@ def train(
                     checkpoints.save(done, _finite(state, folder, done))
                     log.restart_clock()
                 watchdog.beat()
+                if right == 1:
+                    return _end_solved(state, folder, done)
+    return state
+
+
+def _first_state(
+    model: Model, config: TrainConfig, layout: Layout, checkpoints: Checkpoints, first: Callable[[Any], Any]
+) -> State:
+    """Return the state of the newest good checkpoint, or that of step 0 if there is none."""
+    restored = checkpoints.restore(layout.abstract(model, config), notice=say)
+    if restored is not None:
+        return layout.put(jax.tree.map(jnp.asarray, restored[1]))
+    state = layout.init(model, config)
+    return state | {"params": layout.put(first(state["params"]))}
+
+
+def may_end(config: TrainConfig, step: int) -> bool:
+    """Tell whether the answers of the weights of `step` are measured, to end training there if all are right."""
+    return 0 < step < config.steps and bool(config.stop_check_steps) and step % config.stop_check_steps == 0
+
+
+def _was_solved(
+    config: TrainConfig, folder: RunFolder, state: State, exact_match: Callable[[dict[str, Any]], float]
+) -> bool:
+    """Tell whether training ended at a restored state. It is measured if a process was killed before it said so."""
+    step = int(state["step"])
+    if step and folder.solved_step == step:
+        return True
+    if may_end(config, step) and exact_match(state["params"]) == 1:
+        _end_solved(state, folder, step)
+        return True
+    return False
+
+
+def _end_solved(state: State, folder: RunFolder, step: int) -> State:
+    """Say and store that training ended at a saved step because all answers were right; return the state."""
+    folder.mark_solved(step)
+    say(f"{folder.path.name}: all answers are right at step {step}, so training ends")
     return state
 
 
@@ -116,13 +156,14 @@ def _save_and_stop(checkpoints: Checkpoints, state: State, folder: RunFolder, st
 
 
 def dispatches(config: TrainConfig, start: int) -> Iterator[range]:
-    """Yield steps `start` .. `train.steps` - 1 as they are sent to the device: none passes a log line or a checkpoint.
+    """Yield steps `start` .. `train.steps` - 1 as they are sent to the device.
 
-    The first step is sent alone, so that the cost of a start is compiling and one step.
+    None passes a log line, a checkpoint or a measurement of answers. The first step is sent alone, so that the cost of
+    a start is compiling and one step.
     """
-    size = 1
+    size, every = 1, [n for n in (config.log_steps, config.checkpoint_steps, config.stop_check_steps) if n]
     while start < config.steps:
-        due = (start - start % every + every for every in (config.log_steps, config.checkpoint_steps))
+        due = (start - start % each + each for each in every)
         steps = range(start, min(start + size, config.steps, *due))
         yield steps
         start, size = steps.stop, config.dispatch_steps
@@ -204,8 +245,19 @@ class MetricsLog:
         """Leave the time since the last row out of the tokens/s of the next row."""
         self.clock = time.perf_counter()
 
-    def write(self, step: int) -> str:
-        """Write one row for the steps up to `step`, and return the facts to show. Raises NonFiniteError."""
+    @contextlib.contextmanager
+    def leave_out(self) -> Iterator[None]:
+        """Leave the time inside out of the tokens/s of the next row."""
+        jax.block_until_ready(self.pending[-1][0])
+        began = time.perf_counter()
+        yield
+        self.clock += time.perf_counter() - began
+
+    def write(self, step: int, exact_match: float | None = None) -> str:
+        """Write one row for the steps up to `step`, and return the facts to show. Raises NonFiniteError.
+
+        exact_match: the share of items that are right at `step`, None if it was not measured.
+        """
         fetched = jax.device_get(self.pending)
         losses, norms = (
             np.concatenate([np.float64(metrics[name][:count]) for metrics, count in fetched])
@@ -218,11 +270,13 @@ class MetricsLog:
             self._append({"step": at, "loss": loss, "grad_norm": norm, "attempt": self.attempt})
             raise divergence_error(self.folder, f"loss {loss}, gradient norm {norm} at step {at}")
         row = self._row(step, losses, norms) | self.start
+        row |= {} if exact_match is None else {"exact_match": exact_match}
         self._append(row)
         self.pending, self.start, self.last_step = [], {}, step
         speed = f"  {row['tokens_per_second']:,.0f} tokens/s" if row["tokens_per_second"] else ""
         ppl = f"{row['ppl']:.2f}" if row["ppl"] < 1e6 else f"{row['ppl']:.1e}"
-        return f"loss {row['loss']:.3f}  ppl {ppl}{speed}"
+        right = "" if exact_match is None else f"  {exact_match:.1%} right"
+        return f"loss {row['loss']:.3f}  ppl {ppl}{right}{speed}"
 
     def _append(self, row: dict[str, Any]) -> None:
         self.folder.append(self.folder.metrics_file, row | {"hash": self.run.hash})

@@ -1,12 +1,18 @@
 """A run on a task: what it trains on, what its rows say, and the settings that it refuses."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 
 import posx
 from posx.lab.data import DataConfig, prepare
 from posx.lab.files.rows import row_problem
+from posx.lab.plots.captions import unfinished_lines
+from posx.lab.runs.describe import describe
 from posx.lab.runs.folder import RunFolder
+from posx.lab.sweeps.tasks import Job
 from tests import tiny
 from tests.lab.commands import refused
 
@@ -19,7 +25,9 @@ def majority(site, tmp_path_factory):
         "train", f"--config={site / 'tiny.py'}:nope", "--config.data.source=task:binary_majority",
         f"--workdir={folder}", "--config.train.length=13", "--config.eval.lengths=13,23", "--config.train.steps=200",
         "--config.train.batch_size=64", "--config.model.dropout=0", "--config.eval.num_items=300",
-        "--config.train.learning_rate=1e-2",
+        "--config.train.learning_rate=1e-2", "--config.train.checkpoint_steps=3", "--config.train.stop_check_steps=4",
+        "--config.train.keep_checkpoints=9",
+        "--config.train.log_steps=20",
     ]  # fmt: skip
     assert tiny.run(*words)[0] == 0
     return folder
@@ -33,6 +41,59 @@ def test_rows_count_right_answers_at_every_length(majority):
     for row in rows:
         assert not row_problem(row) and row["num_targets"] == 600  # the bit and <eos>
         assert row["exact_match"] > 0.9 and row["accuracy"] >= row["exact_match"]
+
+
+def test_training_ends_once_all_answers_are_right(majority):
+    folder = RunFolder(majority)
+    checks = {row["step"]: row["exact_match"] for row in folder.logged_rows() if "exact_match" in row}
+    last = max(checks)
+    assert 4 < last < 200 and list(checks) == list(range(4, last + 1, 4))
+    assert checks[last] == 1 and all(right < 1 for step, right in checks.items() if step < last)
+    assert folder.newest_step == folder.solved_step == last == json.loads(folder.done_file.read_text())["step"]
+    assert [(row["step"], row["solved"]) for row in folder.measured_rows()] == [(last, True)] * 2
+
+
+def test_a_solved_run_is_finished_everywhere(majority, tmp_path):
+    folder = RunFolder(majority)
+    run = folder.read_config()
+    assert Job(run, folder).part() == 1
+    table = posx.read_results(majority)
+    assert set(table.scored_step) == {200} and set(table.step) == {folder.solved_step} and not unfinished_lines(table)
+    shutil.copytree(majority, tmp_path / "run")
+    (tmp_path / "run" / "DONE").unlink()
+    assert Job(run, RunFolder(tmp_path / "run")).progress() == 0.99
+    assert describe(run).count("at most 166,400 tokens") == 1
+
+
+@pytest.mark.parametrize("killed", ["before it said so", "before it was saved"])
+def test_a_killed_run_ends_at_the_same_step(majority, tmp_path, capsys, killed):
+    """It restores the solved state, or one before it."""
+    folder, whole = RunFolder(tmp_path / "run"), RunFolder(majority)
+    last = whole.solved_step
+    shutil.copytree(majority, folder.path)
+    folder.done_file.unlink()
+    tiny.edit_json(folder.config_file, lambda text: text.replace('"solved_step"', '"no_step"'))
+    if killed == "before it was saved":
+        (folder.checkpoints / f"{last}.json").unlink()
+        folder.metrics_file.unlink()
+        folder.eval_file.unlink()
+    words = ["train", f"--config_json={folder.config_file}", f"--workdir={folder.path}"]
+    code, _, err = tiny.call(capsys, *words)
+    assert code == 0, err
+    assert f"all answers are right at step {last}" in err and f"{folder.path} at step {last}, " in err
+    assert folder.solved_step == last and tiny.digests(folder.path, last) == tiny.digests(majority, last)
+    assert [row["nll"] for row in folder.measured_rows()] == [row["nll"] for row in whole.measured_rows()]
+    assert folder.is_finished(whole.read_config())
+
+
+def test_items_of_the_stop_are_drawn_apart():
+    data = prepare(DataConfig(source="task:unique_copy"))
+    stop, measured = data.stop_items(43), data.items(43, 43, 500)
+    drawn = data.batch(seed=0, step=0, batch_size=500, length=43)
+    sizes = (stop.tokens != 3).sum(axis=1)
+    assert sizes.min() == 5 and sizes.max() == 43 and len(sizes) == 500
+    rows = [{*map(tuple, one[(one != 3).sum(axis=1) > 11])} for one in (stop.tokens, measured.tokens, drawn.tokens)]
+    assert not rows[0] & rows[1] and not rows[0] & rows[2]
 
 
 def test_exact_match_is_that_of_greedy_answers(majority):
@@ -83,6 +144,11 @@ def test_batches_depend_on_step_and_seed_alone():
         (["--config.data.source=task:parity", "--config.data.tokenizer=bpe"], ["data.tokenizer=bpe", "no text"]),
         (["--config.data.source=task:parity", "--config.eval.protocols=sliding"], ["sliding", "answers"]),
         (["--config.eval.protocols=answers"], ["answers", "task"]),
+        (["--config.train.stop_check_steps=5"], ["train.stop_check_steps=5", "is text"]),
+        (
+            ["--config.data.source=task:parity", "--config.train.stop_check_steps=32"],
+            ["train.stop_check_steps=32", "below train.steps=32"],
+        ),
         (["--config.data.source=task:passkey", "--config.train.length=10"], ["no item of 10 tokens", "needs 13"]),
         (
             ["--config.data.source=task:unique_copy(symbols=9)", "--config.eval.lengths=16,64"],

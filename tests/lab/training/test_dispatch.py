@@ -71,10 +71,12 @@ def test_seeds_share_a_program_unless_it_draws(dropout):
 @pytest.mark.parametrize("size", [1, 3, 16])
 @pytest.mark.parametrize("start", [0, 4, 23])
 def test_dispatches_stop_at_every_log_line_and_checkpoint(size, start):
-    config = dataclasses.replace(CONFIG, steps=50, dispatch_steps=size, log_steps=4, checkpoint_steps=10)
+    config = dataclasses.replace(
+        CONFIG, steps=50, dispatch_steps=size, log_steps=4, checkpoint_steps=10, stop_check_steps=7
+    )
     parts = list(dispatches(config, start))
     assert list(itertools.chain(*parts)) == list(range(start, 50))
     assert all(1 <= len(part) <= size for part in parts) and len(parts[0]) == 1
     ends = {part.stop for part in parts}
-    assert ends >= {step for step in range(start + 1, 51) if step % 4 == 0 or step % 10 == 0 or step == 50}
+    assert ends >= {step for step in range(start + 1, 51) if any(step % n == 0 for n in (4, 7, 10, 50))}
     assert size == 1 or len(parts) < 50 - start
