@@ -74,3 +74,15 @@ def test_every_link_opens_in_a_plain_clone():
             if not known or (anchor and name in anchors and anchor not in anchors[name]):
                 wrong.append(f"{page}: {link}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_page_of_attention_names_its_files_and_functions():
+    """The reading order has every file, and the stages of the formula are functions that are there."""
+    page, folder = (ROOT / "docs/design/attention.md").read_text(encoding="utf-8"), ROOT / "posx/attention"
+    order = page.partition("## The files in reading order")[2]
+    files = {file.name: file.read_text(encoding="utf-8") for file in folder.glob("*.py")}
+    assert set(re.findall(r"`(\w+\.py)`", order)) == files.keys() - {"__init__.py"}
+    _, _, stages = page.partition("| stage | function | result |\n")
+    named = re.findall(r"`(\w+)`", "".join(row.split("|")[2] for row in stages.partition("\n\n")[0].splitlines()))
+    code = files["tiles.py"] + files["decay.py"]
+    assert named and [name for name in named if f"\ndef {name}(" not in code] == []

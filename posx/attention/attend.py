@@ -139,7 +139,7 @@ def attend(
 def _validate(
     given: TileInputs, x: jax.Array | None, features: tuple[Features, Features] | None, cached: bool
 ) -> tuple[TileInputs, jax.Array | None, bool, int | None]:
-    """Check a call, whose vectors are in `mapped` and `values`.
+    """Check a call. Its q and k, not mapped yet, are in the fields `mapped`, its v in `values`.
 
     Returns:
       The call and x, with sharded arrays, without contents of empty slots. Whether queries and keys are the same

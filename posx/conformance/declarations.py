@@ -122,6 +122,8 @@ def check_shift_invariant(subject: CheckSubject, findings: Findings) -> None:
     for shift, slots in subject.shift_slots(SHIFTS):
         outputs = subject.outputs(slots)
         findings.equal(f"positions moved by {shift}: outputs", outputs, still, max(1e-7, subject.exact))
+    if findings.problems:
+        findings.problems[0] += ". If the method reads absolute positions, declare shift_invariant = False."
 
 
 def check_prefix(subject: CheckSubject, findings: Findings) -> None:

@@ -63,7 +63,7 @@ class Findings:
             self.problems.append(problem)
 
     def equal(self, name: str, result: Any, wanted: Any, atol: float, rtol: float = 0.0) -> None:
-        """Record each leaf of `found` that is not within atol + rtol * |wanted| of `wanted`, or not finite."""
+        """Record each leaf of `result` that is not within atol + rtol * |wanted| of `wanted`, or not finite."""
         for leaf, a, b in leaves(result, wanted):
             what = f"{name} {leaf}".strip()
             if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
@@ -77,7 +77,7 @@ class Findings:
                 self.problems.append(f"{what} off by {off[place]:.2g}, allowed {allowed[place]:.2g}")
 
     def differ(self, problem: str, result: Any, wanted: Any) -> None:
-        """Record the problem unless some number of `found` is further than SEEN from `wanted`."""
+        """Record the problem unless some number of `result` is further than SEEN from `wanted`."""
         off = max(np.abs(a - b).max(initial=0) for _, a, b in leaves(result, wanted))
         self.holds(off > SEEN, f"{problem} (largest change {off:.2g})")
 

@@ -273,7 +273,7 @@ class HookCheck:
                 self._expect(f"by_distance.{name}", term, getattr(wanted, name), width)
 
     def _expect(self, what: str, shape: Any, wanted: str, d: int = 0) -> None:
-        """Raise ConfigError unless `found` is floats of the `wanted` shape: letters, 1, "*" for any size."""
+        """Raise ConfigError unless `shape` is floats of the `wanted` shape: letters, 1, "*" for any size."""
         sizes: dict[str, Any] = self.sizes | {"1": 1, "*": "*"} | ({"d": d} if d else {})
         form = [[sizes[letter] for letter in axis.split(" or ")] for axis in wanted.split(", ")]
         fits = _is_float(shape) and len(shape.shape) == len(form)

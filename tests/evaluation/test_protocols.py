@@ -39,7 +39,7 @@ class Shortest(Protocol):
     def problems(cls, config, train_len):
         return [] if config.stride == 0 else [f"eval.stride={config.stride} means nothing here"]
 
-    def required(self, lengths, defined=lambda length: True):
+    def required_lengths(self, lengths, defined=lambda length: True):
         return tuple(lengths[:1])
 
     def targets(self, stream, lengths, documents):
@@ -83,6 +83,20 @@ def test_settings_of_a_run_make_each_protocol_what_it_is():
     assert found["per_position"] == (protocols.PerPosition(128, 64), (16, 64))
     with pytest.raises(ConfigError, match=r"'P7' is unknown.*P1"):
         protocols.protocol_class("P7")
+
+
+@pytest.mark.parametrize("cls", protocols.PROTOCOLS.values())
+def test_a_run_scores_the_same_targets_at_each_length(cls):
+    """The laboratory asks for the targets of one length at a time."""
+    config = EvalConfig(lengths=(16, 2048), num_targets=8192, sliding_targets=8192)
+    protocol, stream = cls.from_run(config, 16, 2048), np.arange(50001) % 7
+    short, long = (protocol.targets(stream, [length], None).digest for length in config.lengths)
+    assert short == long
+
+
+def test_no_two_protocols_share_a_letter():
+    letters = [cls.letter for cls in protocols.PROTOCOLS.values()]
+    assert len(set(letters)) == len(letters)
 
 
 def test_per_position_owes_one_row_at_its_longest_defined_length():
