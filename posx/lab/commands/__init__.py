@@ -90,7 +90,7 @@ _OWN: dict[str, Command] = {
         ("Sweeps", "docs/guides/sweeps.md"),
         {
             "jobs": _JOBS,
-            "on": ("", "where runs are trained: nothing for this machine, ray, ray:ADDRESS, or slurm"),
+            "on": ("", "where runs are trained: ray, ray:ADDRESS or slurm; on this machine if left out"),
             "cpus": (1, "CPUs of a run, on Ray and SLURM"),
             "gpus": (0.0, "GPUs of a run, on Ray and SLURM"),
             "slurm.": ({}, "X=V: a setting of SLURM, as --slurm.partition=NAME, --slurm.time=MINUTES"),

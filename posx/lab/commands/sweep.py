@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from posx.errors import ConfigError, Damaged, OutOfMemoryError, PartialFailure, PosxError, WorkdirError
-from posx.lab.argv.settings import settings
+from posx.lab.argv.settings import AXES, settings
 from posx.lab.commands import work_folder
 from posx.lab.config import RunConfig, Sections
+from posx.lab.config.sections import LISTS
 from posx.lab.files.copies import CopyTarget
 from posx.lab.progress import group_by_reason
 from posx.lab.runs.checks import check_work_folder, check_writable, say_unused
@@ -42,8 +43,8 @@ def run_sweep(values: dict[str, Any], config: Sections | RunConfig) -> None:
     jobs = plan(config, workdir, read=not only_told)
     names = {word: name.removeprefix("sweep.axes.") for word, name in values["overrides"].items()}
     say_unused((job.run for job in jobs), names)
-    for word in _unused_words(values, config, jobs):
-        say(f"notice: {word} is not used: the sweep sets {values['overrides'][word]} itself, see config.sweep")
+    for word, axis in _unused_words(values, config, jobs).items():
+        say(f"notice: {word} is not used: an axis of the sweep sets {axis}. Use --config.{_axis_word(axis)}=VALUES")
     if only_told:
         print(status(jobs, workdir) if values["status"] else preview(jobs, values))
         return
@@ -112,17 +113,25 @@ def _copy_ended(keep: Callable[[Path], None], jobs: Sequence[Job]) -> dict[str, 
     return failed
 
 
-def _unused_words(values: dict[str, Any], config: Sections, jobs: Sequence[Job]) -> list[str]:
-    """Return the words of the command that set a varying setting to a value that no run has."""
+def _axis_word(setting: str) -> str:
+    """Return the name of the axis of a setting, as it is typed: a list of the sweep if it has one."""
+    lists = {of: name for name, of in LISTS.items()}
+    return f"sweep.{lists[setting]}" if setting in lists else f"{AXES}{setting}"
+
+
+def _unused_words(values: dict[str, Any], config: Sections, jobs: Sequence[Job]) -> dict[str, str]:
+    """Return {word: setting of an axis} of the words that set it to a value that no run has."""
     given = settings(config) | {"encoding": config.encoding}
     used = {name: {setting_text(name, job.point[name]) for job in jobs} for name in jobs[0].point}
     names = {  # a field belongs to the encoding that the config has chosen
         word: "encoding" if name.startswith("encoding.") and name not in used else name
         for word, name in values["overrides"].items()
     }
-    return [
-        word for word, name in names.items() if name in used and setting_text(name, given.get(name)) not in used[name]
-    ]
+    return {
+        word: name
+        for word, name in names.items()
+        if name in used and setting_text(name, given.get(name)) not in used[name]
+    }
 
 
 def _is_idle(values: dict[str, Any], config: Sections) -> bool:

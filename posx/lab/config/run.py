@@ -159,7 +159,8 @@ class RunConfig:
             raise ConfigError(f"it has no schema_version, so it is not of a run that `posx train` made{whose}")
         if version != SCHEMA_VERSION:
             raise ConfigError(
-                f"its schema_version is {version!r}, but this posx reads {SCHEMA_VERSION}. Use another --workdir."
+                f"its schema_version is {version!r}, but this posx reads {SCHEMA_VERSION}. "
+                "Train the run in another --workdir, or use the posx that made it."
             )
         sections = typed_sections(values)
         try:

@@ -27,7 +27,10 @@ CONFIG = "config.json"  # what tells a run's folder
 
 
 def check_run(run: RunConfig) -> RunConfig:
-    """Return `run` with absolute paths. Raises ConfigError that lists every problem."""
+    """Return `run` with absolute paths. Raises ConfigError that lists every problem.
+
+    `run_config` has checked each section. Data and evaluation are checked again, as `posx evaluate` replaces them.
+    """
     problems = run.data.problems() + run.eval.problems() + protocols.problems(run.eval, run.train.length)
     problems = problems or list(_task_problems(run))
     if problems := problems or list(_encoding_problems(run)):

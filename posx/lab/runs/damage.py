@@ -136,7 +136,8 @@ def _config(folder: RunFolder) -> Iterator[Damage]:
         yield Damage(path, str(error).removeprefix(f"{path} "), again)
         return
     except PosxError as error:
-        yield Damage(path, str(error).removeprefix(f"{path} ").rstrip("."), "Restore it, or train the run again")
+        problem, _, fix = str(error).removeprefix(f"{path} ").partition(". ")  # some of these errors name a fix
+        yield Damage(path, problem, fix.rstrip(".") or "Restore it, or train the run again")
         return
     wanted, tokenizer = checksums.read_verified(path).get(TOKENIZER_CHECKSUM), folder.tokenizer_file
     if not tokenizer.exists():

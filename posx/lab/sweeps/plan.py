@@ -18,7 +18,7 @@ from posx.lab.data import DataConfig, Dataset, prepare
 from posx.lab.data.store import cache_folder
 from posx.lab.files.locks import holder
 from posx.lab.machine.ceiling import machine_ceiling
-from posx.lab.progress import duration, group_by_reason, size
+from posx.lab.progress import duration, group_by_reason, quantity, size
 from posx.lab.runs import text
 from posx.lab.runs.checks import check_run, unused_settings, with_text
 from posx.lab.runs.folder import RunFolder
@@ -176,7 +176,8 @@ def preview(jobs: Sequence[Job], values: Mapping[str, Any]) -> str:
         told = f"{duration(sum(left.values()))} of work left on {each} a run; {on} decides how many train at once"
     return "\n".join([
         *align_columns(table), "",
-        f"{len(jobs)} runs, {sum(not seconds for seconds in left.values())} of them finished; {about} {told}",
+        f"{quantity(len(jobs), 'run')}, {sum(not seconds for seconds in left.values())} of them finished; "
+        f"{about} {told}",
         f"The times assume a start of {start:.0f} s, then {share or USUAL_SHARE:.0%} of the speed of matrix products "
         f"on this machine{', as measured in runs here' if share else '. No run here has measured them yet'}.",
     ])  # fmt: skip

@@ -1,4 +1,4 @@
-"""`posx sweep`: its engines."""
+"""`posx sweep`: its engines, and settings that its axes set."""
 
 import importlib.machinery
 import sys
@@ -20,3 +20,14 @@ def test_dry_run_of_an_engine_says_if_it_is_missing(capsys, site, monkeypatch):
     code, out, err = tiny.call(capsys, *words, "--dry_run")
     assert code == 0 and "notice: --on ray needs ray: " in err
     refused(capsys, 2, [*words, "--workdir=new"], "Install it: pip install 'posx[ray]'")
+
+
+def test_a_setting_of_an_axis_is_named_with_its_axis(capsys, site):
+    words = {"train.seed": "sweep.seeds", "train.beta1": "sweep.axes.train.beta1"}
+    given = [f"--config.{setting}=0.5" if "beta" in setting else f"--config.{setting}=7" for setting in words]
+    axis = "--config.sweep.axes.train.beta1=0.8,0.9"
+    code, _, err = tiny.call(capsys, "sweep", f"--config={site / 'tiny.py'}", "--dry_run", axis, *given)
+    assert code == 0
+    for (setting, name), word in zip(words.items(), given, strict=True):
+        told = f"{word} is not used: an axis of the sweep sets {setting}. Use --config.{name}=VALUES"
+        assert told in err

@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 from posx.lab import plots
+from posx.lab.config.run import SCHEMA_VERSION
 from posx.lab.files import manifests
 from posx.lab.plots import points
 from posx.lab.results.table import read_results
@@ -122,6 +123,13 @@ def test_damage_is_found_and_named(workdir, kind):
     found = [one for one in damages(RunFolder(workdir)) if one.path.name == name and problem in one.problem]
     assert found, damages(RunFolder(workdir))
     assert str(found[0]).count("\n") == 0 and found[0].mend in str(found[0])
+
+
+def test_a_run_of_another_version_has_one_remedy(workdir):
+    edit(workdir, "config.json", f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 1')
+    (found,) = [one for one in damages(RunFolder(workdir)) if one.path.name == "config.json"]
+    assert "its schema_version is 1" in found.problem and str(found).endswith(f": {found.problem}. {found.mend}.")
+    assert found.mend == "Train the run in another --workdir, or use the posx that made it"
 
 
 def test_a_run_that_was_left_alone_has_no_damage(whole):

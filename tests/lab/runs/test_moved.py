@@ -78,7 +78,7 @@ def test_a_moved_text_is_named_by_flag_and_is_the_same(capsys, site, workdir, te
     out = tiny.call(capsys, "sweep", *train, "--config.sweep.encodings=t5", f"--workdir={renamed.parent}", "--dry_run")[
         1
     ]
-    assert "1 runs, 1 of them finished" in out
+    assert "1 run, 1 of them finished" in out
     assert json.loads((renamed / "config.json").read_text())["data"]["source"] == str(text)
 
 
