@@ -376,5 +376,11 @@ DRAW: dict[str, Callable[[Panel], Figure]] = {
     draw.__name__: draw for draw in (extrapolation, ratio, per_position, answers)
 }
 
-#: The figures of a protocol. All others have those of perplexity against length.
+#: The figures of one protocol alone. All other protocols share all other figures.
 FIGURES_OF = {PerPosition.name: ("per_position",), Answers.name: ("answers",)}
+
+
+def draws(kind: str, protocol: str) -> bool:
+    """Return whether the rows of a protocol have a figure of this kind."""
+    own = {name for names in FIGURES_OF.values() for name in names}
+    return kind in FIGURES_OF.get(protocol, DRAW.keys() - own)
