@@ -52,39 +52,46 @@ class FlipFlop(Task):
 class Mqar(Task):
     """Recall the value of each key (multi-query associative recall).
 
-    n pairs of a key and its value, then the n keys in another order, each with its value as the answer. No two keys and
-    no two values are equal. Source: Arora et al. (arXiv 2312.04927). Theirs has noise between the questions, and a
-    number of pairs that does not grow with every token.
+    n pairs of tokens. The first eighth are keys with their values. Among the noise after them each key comes once more,
+    at any place, and its value is the answer. No two keys and no two values are equal. Source: Arora et al. (arXiv
+    2312.04927), figure 2, from 4 keys in 64 tokens on. Theirs puts most questions soon after the keys, and its noise
+    has keys and values too.
     """
 
     symbols: Annotated[int, at_least(1), at_most(2**15)] = 256
-    fewest: ClassVar[int] = 1
+    noise: Annotated[int, at_least(1), at_most(2**15)] = 64
+    fewest: ClassVar[int] = 2
 
     @property
     def alphabet(self) -> tuple[str, ...]:
-        kinds = (f"k{n}" for n in range(self.symbols)), (f"v{n}" for n in range(self.symbols))
-        return (*kinds[0], *kinds[1])
+        kinds = ("k", self.symbols), ("v", self.symbols), ("n", self.noise)
+        return tuple(f"{kind}{n}" for kind, count in kinds for n in range(count))
 
     @property
     def most(self) -> int:
-        return self.symbols
+        return 8 * self.symbols + 7
 
     def size(self, n: int) -> int:
-        return 4 * n + 2
+        return 2 * n + 2
 
     def row(self, key: jax.Array, n: jax.Array, length: int) -> Items:
-        room = length // 4 + 1
-        kinds, count = jnp.int32(self.symbols), min(room, self.symbols)
-        keys, values, order = jax.random.split(key, 3)
-        drawn = (shuffle(k, kinds, self.symbols)[:count] for k in (keys, values))
-        pairs = FIRST + jnp.stack([n * self.symbols + kind for n, kind in enumerate(drawn)], axis=1)
-        again = pairs[shuffle(order, n, count)]
-        place = jnp.arange(length + 1) - 1
-        first = pairs.reshape(-1)[jnp.clip(place, 0, 2 * count - 1)]
-        second = again.reshape(-1)[jnp.clip(place - 2 * n, 0, 2 * count - 1)]
-        tokens = jnp.where(place < 2 * n, first, second)
-        tokens = jnp.where(place < 0, BOS, jnp.where(place < 4 * n, tokens, jnp.where(place == 4 * n, EOS, PAD)))
-        return Items(tokens.astype(jnp.int32), (place >= 2 * n) & (place < 4 * n) & (place % 2 == 1))
+        room = length // 2 + 1
+        most, count = max(1, room // 8), jnp.maximum(n // 8, 1)
+        keys, values, place_key, noise_key = jax.random.split(key, 4)
+        kinds = (shuffle(k, jnp.int32(self.symbols), self.symbols)[:most] for k in (keys, values))
+        known = jnp.stack([number * self.symbols + kind for number, kind in enumerate(kinds)], axis=1)
+        noise = 2 * self.symbols + jax.random.randint(noise_key, (room, 2), 0, self.noise)
+        at = jnp.arange(room)
+        asked = shuffle(place_key, n - count, room)[jnp.maximum(at - count, 0)]  # noise from `count` on
+        number = jnp.where(at < count, at, asked)  # of the key
+        has_key = (number < count) & (at < n)
+        symbols = FIRST + jnp.where(has_key[:, None], known[jnp.minimum(number, most - 1)], noise)
+        place = jnp.arange(length + 1)
+        tokens = jnp.concatenate([jnp.array([BOS]), symbols.reshape(-1)])[: length + 1]
+        tokens = jnp.where(place == 2 * n + 1, EOS, jnp.where(place > 2 * n + 1, PAD, tokens))
+        is_answer = jnp.stack([jnp.zeros(room, bool), has_key & (at >= count)], axis=1)
+        scored = jnp.concatenate([jnp.array([False]), is_answer.reshape(-1)])[: length + 1]
+        return Items(tokens.astype(jnp.int32), scored)
 
 
 @dataclasses.dataclass(frozen=True)

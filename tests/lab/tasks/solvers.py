@@ -65,6 +65,10 @@ def flip_flop(words):
 
 def mqar(words):
     half = len(words) // 2
-    known = {words[n]: words[n + 1] for n in range(0, half, 2)}
-    assert len(known) == half // 2 == len({*known.values()})
-    return {n + 1: known[words[n]] for n in range(half, len(words), 2)}
+    count = max(1, half // 8)
+    known = {words[2 * n]: words[2 * n + 1] for n in range(count)}
+    assert len(known) == count == len({*known.values()}) and all(word[0] == "k" for word in known)
+    answers = {n + 1: known[words[n]] for n in range(2 * count, len(words)) if words[n][0] == "k"}
+    assert len(answers) == count and all(n % 2 for n in answers)
+    assert all(words[n][0] == "n" for n in range(2 * count, len(words)) if not {n, n - 1} & {m - 1 for m in answers})
+    return answers
