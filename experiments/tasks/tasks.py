@@ -1,0 +1,159 @@
+"""The table, the figure and the gates of the study of tasks.
+
+    posx sweep --config tasks_cpu --workdir runs/tasks_cpu
+    python -m experiments.tables collect runs/tasks_cpu cells > experiments/tasks/runs.jsonl
+    python -m experiments.tables collect runs/tasks_gates gates >> experiments/tasks/runs.jsonl
+    python -m experiments.tasks.tasks table
+    python -m experiments.tasks.tasks figure
+    python -m experiments.tasks.tasks gates
+
+`gates.toml` holds a published number a gate, with the settings of the run that is held to it. A gate is met if each of
+its seeds is on the right side of the bound, and missed if none is.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from experiments.tables import HERE, Row, Run, load, markdown, rows_of
+
+GATES = HERE / "tasks" / "gates.toml"
+FACTORS = (1, 2, 4)
+#: The number of an answer that a task is judged by, where it is not the exact match.
+METRICS = {"mqar": "accuracy"}
+
+#: {encoding: {task: rows of all lengths and seeds}}
+Cells = dict[str, dict[str, list[Row]]]
+
+
+def task_name(row: Row) -> str:
+    return row["data_source"].removeprefix("task:")
+
+
+def metric_of(task: str) -> str:
+    return METRICS.get(task.partition("(")[0], "exact_match")
+
+
+def read_cells(runs: Sequence[Run]) -> Cells:
+    """Return the rows of the sweep by encoding and task, in the order of their seeds."""
+    cells: Cells = defaultdict(lambda: defaultdict(list))
+    for row in rows_of(sorted(runs, key=lambda run: run["seed"])):
+        cells[row["encoding"]][task_name(row)].append(row)
+    return cells
+
+
+def values_at(rows: Sequence[Row], factor: float, metric: str) -> list[float]:
+    """Return a number of the answers at `factor` training lengths, of each seed that has one."""
+    found = [row for row in rows if row["eval_len"] == round(factor * row["train_len"])]
+    return [row[metric] for row in found if row["status"] == "ok"]
+
+
+def range_text(values: Sequence[float]) -> str:
+    """Return the mean in per cent, with the lowest and the highest seed."""
+    if not values:
+        return "-"
+    text = f"{100 * fmean(values):.1f}"
+    return text if len(values) == 1 else f"{text} ({100 * min(values):.1f}-{100 * max(values):.1f})"
+
+
+def tasks_in(cells: Cells) -> list[str]:
+    return list(dict.fromkeys(task for by_task in cells.values() for task in by_task))
+
+
+def order_rows(cells: Cells, tasks: Sequence[str]) -> list[str]:
+    """Return the encodings from the best mean beyond the training length to the worst."""
+
+    def mean_beyond(encoding: str) -> float:
+        each = [values_at(cells[encoding].get(task, ()), k, metric_of(task)) for task in tasks for k in FACTORS[1:]]
+        return fmean(fmean(values) if values else 0.0 for values in each)
+
+    return sorted(cells, key=mean_beyond, reverse=True)
+
+
+def table(cells: Cells) -> str:
+    """Return right answers in per cent by encoding, task and length as Markdown."""
+    tasks = tasks_in(cells)
+    head = ["encoding", "seeds", *(f"{task}, {'L' if k == 1 else f'{k} L'}" for task in tasks for k in FACTORS)]
+    body = []
+    for encoding in order_rows(cells, tasks):
+        counts = {len({row["seed"] for row in cells[encoding].get(task, ())}) for task in tasks}
+        each = (values_at(cells[encoding].get(task, ()), k, metric_of(task)) for task in tasks for k in FACTORS)
+        body.append([f"`{encoding}`", " or ".join(map(str, sorted(counts))), *map(range_text, each)])
+    return markdown(head, body)
+
+
+def figure(cells: Cells, path: Path) -> None:
+    """Draw right answers as a heat map: a line an encoding, three columns a task."""
+    import matplotlib.pyplot as plt
+    import numpy as np
+
+    tasks = tasks_in(cells)
+    names = order_rows(cells, tasks)
+    drawn, axes = plt.subplots(
+        1, len(tasks), figsize=(2 + 2 * len(tasks), 1.4 + 0.26 * len(names)), layout="constrained", sharey=True
+    )
+    for axis, task in zip(np.atleast_1d(axes), tasks, strict=True):
+        found = [[values_at(cells[name].get(task, ()), k, metric_of(task)) for k in FACTORS] for name in names]
+        means = np.array([[100 * fmean(one) if one else np.nan for one in line] for line in found])
+        image = axis.imshow(means, vmin=0, vmax=100, aspect="auto", cmap="viridis")
+        for (line, column), value in np.ndenumerate(means):
+            text = "-" if np.isnan(value) else f"{value:.0f}"
+            color = "black" if value > 55 else "white"
+            axis.text(column, line, text, ha="center", va="center", color=color, fontsize=8)
+        axis.set_xticks(range(len(FACTORS)), ["L" if k == 1 else f"{k} L" for k in FACTORS])
+        axis.set_yticks(range(len(names)), names, fontsize=8)
+        axis.set_title(f"{task}\n{metric_of(task).replace('_', ' ')}, %", fontsize=9)
+    drawn.colorbar(image, ax=axes, fraction=0.05, label="right, %")
+    drawn.savefig(path, dpi=120)
+
+
+def is_held(row: Row, gate: Mapping[str, Any]) -> bool:
+    """Return whether a row is of a run that a gate is held to."""
+    asked = {"train.length": gate["length"]} | gate.get("settings", {})
+    named = row["encoding"] == gate["encoding"] and task_name(row) == gate["task"]
+    return named and all(row["settings"].get(name) == value for name, value in asked.items())
+
+
+def verdict(values: Sequence[float], gate: Mapping[str, Any]) -> str:
+    """Return whether all seeds, some or none are on the right side of a gate's bound."""
+    if not values:
+        return "not run"
+    right = [value >= gate["least"] if "least" in gate else value <= gate["most"] for value in values]
+    return "met" if all(right) else "seeds disagree" if any(right) else "missed"
+
+
+def gates(runs: Sequence[Run], published: Sequence[Mapping[str, Any]]) -> str:
+    """Return a line of Markdown for each gate, with what the seeds have and the verdict."""
+    body = []
+    for gate in published:
+        metric = gate.get("metric", "exact_match")
+        values = values_at([row for row in rows_of(runs) if is_held(row, gate)], gate["at"], metric)
+        bound = f"at least {gate['least']:g}" if "least" in gate else f"at most {gate['most']:g}"
+        length = "L" if gate["at"] == 1 else f"{gate['at']} L"
+        here = ", ".join(f"{value:.3f}" for value in values) or "-"
+        what = f"`{gate['encoding']}`, `{gate['task']}`, {metric.replace('_', ' ')} at {length}"
+        body.append([what, bound, gate["source"], here, verdict(values, gate)])
+    return markdown(["gate", "bound", "source", "here, each seed", "verdict"], body)
+
+
+def main(words: Sequence[str]) -> None:
+    """Run the command that the first word names."""
+    match words:
+        case ["table"]:
+            print(table(read_cells(load("tasks", "cells"))))
+        case ["figure"]:
+            figure(read_cells(load("tasks", "cells")), HERE / "tasks" / "tasks.png")
+        case ["gates"]:
+            print(gates(load("tasks"), tomllib.loads(GATES.read_text())["gate"]))
+        case _:
+            raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
