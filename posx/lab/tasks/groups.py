@@ -18,7 +18,7 @@ PERMUTATIONS = np.array(list(itertools.permutations(range(5))))
 
 
 @functools.cache
-def products() -> np.ndarray:
+def product_table() -> np.ndarray:
     """Return the number of the permutation that applies b after a, [a, b]."""
     number = {tuple(one): n for n, one in enumerate(PERMUTATIONS.tolist())}
     return np.array([[number[tuple(b[a])] for b in PERMUTATIONS] for a in PERMUTATIONS], np.int32)
@@ -40,5 +40,5 @@ class S5(Task):
     def item(self, key: jax.Array, n: jax.Array, room: int) -> Item:
         question = jax.random.randint(key, (room,), 0, len(PERMUTATIONS))
         asked = jnp.where(jnp.arange(room) < n, question, 0)
-        product = jax.lax.associative_scan(lambda a, b: jnp.asarray(products())[a, b], asked)[-1]
+        product = jax.lax.associative_scan(lambda a, b: jnp.asarray(product_table())[a, b], asked)[-1]
         return Item(question, product[None], jnp.int32(1))
