@@ -37,12 +37,12 @@ MORE = {"alibi": SERVED, "nope": (*EVERY, "too wide", "too precise")}
 
 
 def lowered(function: Callable, platform: str, *shapes: Any) -> str:
-    """Return the StableHLO text of a function of arrays of these shapes, exported for a platform.
+    """Return the StableHLO text of a function of arrays of these shapes, lowered for a platform.
 
     Barriers that are made for accelerators are left out, so that any other one is seen.
     """
     with trace_platform(platform), mock.patch("posx.attention.accelerators.accelerator_barrier", lambda tree: tree):
-        return jax.export.export(jax.jit(function), platforms=[platform])(*shapes).mlir_module()
+        return jax.jit(function).trace(*shapes).lower(lowering_platforms=(platform,)).as_text()
 
 
 def custom_calls(text: str) -> set[str]:

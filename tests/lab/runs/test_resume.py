@@ -70,18 +70,6 @@ def resume_and_compare(site, workdir, whole, saved: int, **environment: str) -> 
 
 
 @pytest.mark.slow
-def test_killed_run_ends_bit_for_bit_as_uninterrupted(site, tmp_path, whole):
-    workdir = tmp_path / "run"
-    saved = kill_after(CHECKPOINT_STEPS + 3, words(site, workdir), workdir)
-    with open(workdir / "metrics.jsonl", "a") as file:
-        file.write('{"step": 999, "lo')  # what a kill in the middle of a write leaves
-    resume_and_compare(site, workdir, whole, saved)
-    made = [row["attempt"] for row in read_lines(workdir / "metrics.jsonl")]
-    assert made == sorted(made) and set(made) == {1, 2}
-    assert len(json.loads((workdir / "env.json").read_text())["resumed"]) == 1
-
-
-@pytest.mark.slow
 def test_a_terminated_run_saves_where_it_is_and_goes_on(site, tmp_path, whole):
     """SIGTERM, as schedulers send it before they kill: exit 75, and not a step is made twice."""
     workdir = tmp_path / "run"
@@ -109,13 +97,18 @@ def optimized(site, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", [(5, 13), (9, 18), (17, 18)])
+@pytest.mark.parametrize("steps", [(5, 13), (17, 18)])
 def test_a_run_killed_twice_ends_the_same(site, tmp_path, optimized, steps):
+    """Killed in two intervals between checkpoints, or twice in one."""
     workdir = tmp_path / "run"
     for step in steps:
         saved = kill_after(step, words(site, workdir), workdir, **cheap.AS_USERS_HAVE_IT)
+        with open(workdir / "metrics.jsonl", "a") as file:
+            file.write('{"step": 999, "lo')  # what a kill in the middle of a write leaves
     resume_and_compare(site, workdir, optimized, saved, **cheap.AS_USERS_HAVE_IT)
-    assert {row["attempt"] for row in read_lines(workdir / "metrics.jsonl")} == {1, 2, 3}
+    made = [row["attempt"] for row in read_lines(workdir / "metrics.jsonl")]
+    assert made == sorted(made) and set(made) == {1, 2, 3}
+    assert len(json.loads((workdir / "env.json").read_text())["resumed"]) == 2
 
 
 def test_damaged_newest_checkpoint_costs_only_steps(capsys, tmp_path, whole, site):
