@@ -24,7 +24,7 @@ from posx.attention.arguments import (
 )
 from posx.attention.blockwise import blockwise
 from posx.attention.cpu import operand_dtype
-from posx.attention.dense import dense
+from posx.attention.dense import dense, dense_weights
 from posx.attention.fused import fused, is_biased, is_native, refusal
 from posx.attention.history import with_previous_tokens
 from posx.attention.kernel import is_compiled, kernel, kernel_refusal
@@ -134,6 +134,42 @@ def attend(
     if "output" in defined_hooks(encoding):
         o = barrier(token_map(encoding, "output", pairs.tables.params, o, pairs.q.slots.pos, q_features))
     return o.astype(q.dtype)
+
+
+def attention_weights(
+    encoding: Encoding,
+    params: Params,
+    q: jax.Array,
+    k: jax.Array,
+    slots: Slots | jax.Array | np.ndarray,
+    *,
+    mask: Mask = causal(),
+    x: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Return the weights [b, h, t, t] with which `attend` sums values in self-attention, at least float32.
+
+    They are those of the dense executor, in memory b * h * t * t. A sink keeps its part of a row's weight.
+
+    Args:
+      encoding, params, mask, x: as in `attend`.
+      q: [b, t, h, d].
+      k: [b, t, g, d].
+      slots: those of all tokens, see `attend`.
+
+    Returns:
+      The weights, 0 for invisible pairs, and whether a pair is visible, bool [b or 1, t, t].
+
+    Raises:
+      ConfigError, UndefinedLength, ValueError: as `attend`.
+    """
+    require_mask(mask)
+    require_encoding(encoding, "attention_weights: encoding")
+    require_resolved(encoding)
+    at = as_slots(slots)
+    given = TileInputs(encoding, mask, SharedArrays(params), Block(Tokens(q), at), Block(Tokens(k, k), at))
+    given, x, in_order, _ = _validate(given, x, None, False)
+    w, visible = dense_weights(_map(given, x, in_order, False)[0])
+    return jnp.where(visible[:, None], w, 0), visible
 
 
 def _validate(

@@ -24,6 +24,7 @@ class EvalConfig:
       sliding_lengths: window lengths of `sliding`, to which L is added too. () stands for L, 2L, 4L, 8L and 16L, as far
         as `lengths` go.
       num_items: items of a task that each length is measured with.
+      attention_items: of these, the ones whose attention weights are read too; 0 for none.
       stride: of windows that overlap. 0 stands for L/4, or for half of each window of hf_strided.
       batch_tokens: tokens per call of the model.
       executor: the executor of attention, see `posx.attend`.
@@ -36,6 +37,7 @@ class EvalConfig:
     sliding_targets: Annotated[int, at_least(0)] = 65536
     sliding_lengths: tuple[int, ...] = ()
     num_items: Annotated[int, at_least(1)] = 2000
+    attention_items: Annotated[int, at_least(0)] = 0
     stride: Annotated[int, at_least(0)] = 0
     batch_tokens: Annotated[int, at_least(1)] = 16384
     executor: Literal["auto", "dense", "blockwise", "kernel", "fused"] = "auto"
@@ -55,6 +57,10 @@ class EvalConfig:
                 problems.append(f"eval.{name}={lengths}: every length must be at least 2 tokens.")
             if list(lengths) != sorted(set(lengths)):
                 problems.append(f"eval.{name}={lengths}: lengths must increase, each length once.")
+        if self.attention_items > self.num_items:
+            problems.append(
+                f"eval.attention_items={self.attention_items} is more than eval.num_items={self.num_items}. Lower it."
+            )
         if not self.lengths:
             problems.append("eval.lengths is empty. Name at least one length in tokens.")
         if not problems and 0 < self.num_targets < max(self.lengths):

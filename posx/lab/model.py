@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from posx.attention import Mask, Slots, attend, host_array, sharding
+from posx.attention import Mask, Slots, attend, attention_weights, host_array, sharding
 from posx.attention.accelerators import round_operands
 from posx.attention.cache import Cache, Layer, advance, empty_layer, remember, revise_keys, tokens_first
 from posx.contract import Dims, Encoding, at_least_float32, tabulate_terms
@@ -30,11 +30,15 @@ from posx.lab.layers import ACTIVATIONS, dropout, embed_tokens, fold_in, layer_n
 
 
 class ForwardPass(NamedTuple):
-    """The arguments of one forward pass for every layer."""
+    """The arguments of one forward pass for every layer.
+
+    `read` maps the results of `attention_weights` to what a layer returns beside its output.
+    """
 
     slots: Slots
     cache: Cache | None
     executor: str
+    read: Callable[[jax.Array, jax.Array], Any] | None = None
 
 
 def weight(rngs: nnx.Rngs, shape: tuple[int, ...], std: float) -> nnx.Param:
@@ -103,6 +107,8 @@ class Attention(Component):
         x = x.reshape(b, t, -1)
         if layer is None or call.cache is None:
             o = attention(q, k, v, call.slots, x=x)
+            if call.read:
+                layer = call.read(*attention_weights(self.encoding, params, q, k, call.slots, mask=self.mask, x=x))
         else:
             projected = {"query": q, "key": k, "value": v}
             layer, q, features = remember(self.encoding, params, layer, call.cache, call.slots, x, projected)
@@ -283,6 +289,20 @@ class Model:
         decoder = self._decoder(params)
         hidden, _ = decoder(tokens[:, :-1], ForwardPass(Slots(pos), None, executor), dropout_rng)
         return cross_entropy.token_scores(decoder.logits, hidden, tokens[:, 1:], self.vocab_size, score)
+
+    def read_attention(
+        self, params: dict[str, Any], tokens: jax.Array, pos: Any, read: Callable[[jax.Array, jax.Array], Any]
+    ) -> tuple[Any, ...]:
+        """Return `read(weights [b, h, t, t], visible [b or 1, t, t])` of each layer, see `attention_weights`.
+
+        Args:
+          params: those of this model.
+          tokens: [b, t].
+          pos: positions [t] or [b, t].
+          read: a function that JAX can trace.
+        """
+        tokens = token_ids(tokens, "[b, t]", vocab_size=self.vocab_size)
+        return self._decoder(params)(tokens, ForwardPass(Slots(pos), None, "auto", read), None)[1]
 
     def decode(
         self, params: dict[str, Any], tokens: jax.Array, pos: jax.Array, idx: jax.Array, cache: Cache

@@ -398,3 +398,15 @@ def test_keys_of_the_cache_give_the_outputs_of_raw_keys():
             found = run(k=mapped, q_slots=q_slots, cached=True)
             assert_allclose(found, run(k=K, q_slots=q_slots), atol=1e-5)
             assert np.abs(found - run(k=mapped, q_slots=q_slots)).max() > 0.01
+
+
+@pytest.mark.parametrize("name", ["rope", "alibi", "transformer_xl"])
+def test_weights_are_those_that_sum_the_values(name):
+    mask = posx.attention.window(4)
+    call = jax.jit(lambda q, k: attention.attention_weights(ENCODINGS[name], PARAMS[name], q, k, POS, mask=mask))
+    w, visible = call(Q, K[:, :, :2])
+    assert w.shape == (B, H, T, T) and not np.asarray(w)[:, :, ~np.asarray(visible)[0]].any()
+    assert_array_equal(visible[0], np.tri(T, dtype=bool) & ~np.tri(T, k=-4, dtype=bool))
+    assert_allclose(w.sum(axis=-1), 1, rtol=1e-5)
+    summed = np.einsum("bhqk,bkhd->bqhd", w, np.repeat(V[:, :, :2], 2, axis=2))
+    assert_allclose(attend(name, k=K[:, :, :2], v=V[:, :, :2], mask=mask), summed, rtol=1e-4, atol=1e-5)

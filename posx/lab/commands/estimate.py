@@ -112,7 +112,7 @@ def _item_row(model: Model, config: EvalConfig, row: dict[str, Any], known: dict
     """Return the row of a length of a task. `known` is the stored row, if there is one."""
     length, items = row["eval_len"], row["num_items"]
     state = "stored" if known else "new" if is_defined(model, length) else "undefined"
-    cost = pass_cost(model, config, length, items) if state == "new" else None
+    cost = pass_cost(model, config, length, items + config.attention_items) if state == "new" else None
     return _Row((row["protocol"], f"{length:,}", f"{row['num_targets']:,}", f"{items:,}", "-"), cost, state)
 
 

@@ -20,10 +20,12 @@ Row = dict[str, Any]
 ROW_VERSION = 6
 #: The results of a measurement. Only "ok" has numbers.
 STATUSES = ("ok", "oom", "nonfinite", "undefined")
+#: The fields of attention weights that hold numbers.
+WEIGHTS = ("right_weight", "mean_right_weight", "zero_weights", "zero_weights_bfloat16", "attention_entropy")
 #: The fields that hold numbers.
 SCORES = (
     "nll", "ppl", "bpb", "nll_interval", "block_nll", "position_nll", "exact_match", "accuracy", "exact_match_interval",
-    "accuracy_interval",
+    "accuracy_interval", *WEIGHTS,
 )  # fmt: skip
 #: Stored sums are rounded: those of blocks by this many nats at most, means by position by this many.
 BLOCK_ROUNDING, POSITION_ROUNDING = 0.006, 1e-5
@@ -272,9 +274,13 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("encoding", "protocol", "status", "run_id", "hash", "targets"), _is_text),
     **dict.fromkeys(("data_digest", "data_source", "tokenizer"), _is_text),
     **dict.fromkeys(("num_targets", "num_windows", "block_len", "num_stretches", "num_items"), _is_count),
+    "attention_items": _is_count,
+    "attention": lambda value: isinstance(value, dict),
     **dict.fromkeys(("max_targets", "warm_up", "stride", "anchor"), _is_step),
     **dict.fromkeys(("step", "seed", "num_documents", "num_separators", "num_bytes"), _or_none(_is_step)),
-    **dict.fromkeys(("nll", "bpb", "exact_match", "accuracy"), _or_none(lambda value: number(value) is not None)),
+    **dict.fromkeys(
+        ("nll", "bpb", "exact_match", "accuracy", *WEIGHTS), _or_none(lambda value: number(value) is not None)
+    ),
     **dict.fromkeys(("block_nll", "position_edges", "position_targets"), _or_none(_are_numbers)),
     **dict.fromkeys(
         ("nll_interval", "exact_match_interval", "accuracy_interval"),

@@ -22,6 +22,8 @@ FIELDS = (
     "train_len", "protocol", "stride", "eval_len", "encoding", "column", "unit", "mean", "std_over_seeds", "seeds",
     "text_low", "text_high", "no_interval", "failed", "num_targets", "num_documents", "tokenizer", "text", "warning",
 )  # fmt: skip
+#: The unit of a column by the start of its title; ratios and shares have none.
+_UNITS = {"perplexity": "per token", "bits": "bits per byte", "entropy": "nats"}
 #: The columns that they are from, of what was scored.
 _SCORED = {name: name for name in ("stride", "num_targets", "num_documents", "tokenizer")} | {"text": "data_digest"}
 
@@ -39,7 +41,7 @@ def table_numbers(tables: Sequence[RowTable]) -> Iterator[dict[str, Any]]:
                 own = by_length.get(length, rows[:0])
                 facts = {name: _one(own[key]) for name, key in _SCORED.items()}
                 warning = "; ".join([*made.warnings, *captions.unfinished_lines(own)])
-                unit = "1" if ratio else "bits per byte" if title.startswith("bits") else "per token"
+                unit = next((unit for start, unit in _UNITS.items() if title.startswith(start)), "1")
                 row = {
                     "train_len": panel.train_len, "protocol": panel.protocol, "eval_len": length,
                     "encoding": curve.label, "column": title, "unit": unit, "warning": warning or None,

@@ -92,6 +92,16 @@ def answer_curves(panel: Panel) -> list[Curve]:
     return _order_curves(curves)
 
 
+def weight_curves(panel: Panel, name: str) -> list[Curve]:
+    """Return a number of the attention weights, a column of the rows, against evaluation length in tokens."""
+    curves = []
+    for curve in panel.curves:
+        known = curve.rows[curve.rows[name].notna()].groupby("eval_len")[name]
+        points = tuple(Point(int(length), tuple(map(float, values))) for length, values in known)
+        curves.append(dataclasses.replace(curve, points=points))
+    return _order_curves(curves)
+
+
 def nearly_all_text(row: Row) -> bool:
     """Tell whether the separators among the targets of a row are too few to be seen: at most one in a thousand."""
     separators = row["num_separators"]

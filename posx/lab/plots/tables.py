@@ -5,7 +5,7 @@ import math
 import pathlib
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import pandas as pd
@@ -13,12 +13,17 @@ import pandas as pd
 from posx.evaluation.answers import Answers
 from posx.lab.plots import captions, look
 from posx.lab.plots.groups import Curve, Panel, Point, panels
-from posx.lab.plots.points import answer_curves, bits_curves, perplexity_curves, ratio_curves
+from posx.lab.plots.points import answer_curves, bits_curves, perplexity_curves, ratio_curves, weight_curves
 from posx.lab.results.columns import FAILED
 from posx.lab.results.table import PER_POSITION
 
 MOST_FACTORS = 8
 _EMPTY, _HEAD = "-", "encoding | seeds"
+#: The numbers of attention weights by the titles of their columns.
+WEIGHTS = {
+    "weight on the right token": "right_weight", "zeros": "zero_weights", "zeros in bfloat16": "zero_weights_bfloat16",
+    "entropy": "attention_entropy",
+}  # fmt: skip
 
 
 class RowTable(NamedTuple):
@@ -50,8 +55,8 @@ def tables(stored: pd.DataFrame, missing: Mapping[str, str] | None = None) -> li
 
 
 def panel_tables(windows: Iterable[Panel]) -> list[RowTable]:
-    """Return a table for each training length and protocol."""
-    return list(map(_table, windows))
+    """Return a table for each training length and protocol, and one of its attention weights if they were read."""
+    return [made for panel in windows for made in (_table(panel), *_weight_tables(panel))]
 
 
 def table(stored: pd.DataFrame, missing: Mapping[str, str] | None = None) -> str:
@@ -93,6 +98,24 @@ def _table(panel: Panel) -> RowTable:
         notes.append(f"Measured too, in eval.jsonl: {', '.join(f'{length:.6g}' for length in left)} tokens")
     lines = [(curve, {title: columns[title][curve.label] for title in kept}) for curve in curves]
     return RowTable(panel, [*captions.subtitle([panel]), *spreads], warnings, kept, lines, notes)
+
+
+def _weight_tables(panel: Panel) -> Iterator[RowTable]:
+    """Yield the table of the attention weights of a panel, if some were read."""
+    rows = panel.rows[panel.rows.attention_items.notna()]
+    kept = _choose_places(set(rows.eval_len), panel.train_len)
+    columns = {
+        f"{title} at {length:.6g}": _find_point(weight_curves(panel, name), length)
+        for title, name in WEIGHTS.items()
+        for length in kept
+    }
+    columns = {title: points for title, points in columns.items() if any(point.values for point in points.values())}
+    if columns:
+        items = " to ".join(f"{n:,}" for n in sorted({rows.attention_items.min(), rows.attention_items.max()}))
+        curves = weight_curves(panel, "zero_weights")
+        lines = [(one, {title: columns[title][one.label] for title in columns}) for one in curves]
+        facts = [f"Attention weights of {items} items per length", *captions.subtitle([panel])[1:]]
+        yield RowTable(panel, facts, [], [*columns], lines, [])
 
 
 def _markdown(made: RowTable) -> str:

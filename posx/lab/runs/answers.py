@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 
 from posx.errors import UndefinedLength
@@ -20,8 +21,10 @@ from posx.lab.model import Model
 from posx.lab.progress import Meter
 from posx.lab.runs.environment import measuring_facts
 from posx.lab.runs.folder import RunFolder
+from posx.lab.runs.mechanism import attention_facts
 from posx.lab.runs.scores import Way, model_scores
 from posx.lab.runs.targets import is_answer, stored_rows
+from posx.lab.tasks import Items
 from posx.lab.training.layout import Layout
 from posx.notices import say
 
@@ -52,7 +55,10 @@ def answer_rows(
             meter.update(sum(one["eval_len"] for one, _ in asked[:n]), f"{count:,} items of up to {length} tokens")
             items = dataset.items(length, run.train.length, count)
             status, result = _score(scores, items.tokens, max(1, config.batch_tokens // length))
-            row = Answers(count).make_row(length, one["targets"], items, status, result)
+            row = Answers(count).make_row(length, one["targets"], (items.tokens, items.scored), status, result)
+            if config.attention_items and status == "ok":
+                some: Items = jax.tree.map(lambda x: x[: config.attention_items], items)
+                row |= attention_facts(model.at_length(length), params, some, config.precision, layout)
             rows.append(with_checksum(facts | row | how | {"env": measuring_facts()}))
             folder.append(folder.eval_file, rows[-1])
             say(f"{facts['run_id']}  answers at {length}: {result_text(rows[-1])}  ({count:,} items)")
@@ -83,11 +89,18 @@ def asked_answers(
         assert isinstance(protocol, Answers)  # `posx.lab.runs.checks` refuses others for a task
         for length in lengths:
             items = dataset.items(length, run.train.length, protocol.num_targets)
-            empty = protocol.make_row(length, dataset.held_out_digest[:16], items)
+            empty = protocol.make_row(length, dataset.held_out_digest[:16], (items.tokens, items.scored))
             same = {name: empty[name] for name in ("protocol", "eval_len", "max_targets", "targets")}
-            known = next((row for row in stored if same.items() <= row.items() and is_answer(row, config)), None)
+            alike = (row for row in stored if same.items() <= row.items() and is_answer(row, config))
+            known = next((row for row in alike if _has_weights(row, config)), None)
             asked.append((empty, known))
     return asked
+
+
+def _has_weights(row: dict[str, Any], config: EvalConfig) -> bool:
+    """Tell whether a stored row has the attention weights that `config` asks for. Only a measured row can have some."""
+    is_measured = row.get("status", "ok") == "ok"
+    return not (config.attention_items and is_measured) or row.get("attention_items") == config.attention_items
 
 
 def _score(scores: Callable[[np.ndarray], Any], tokens: Any, batch_size: int) -> tuple[str, Any]:

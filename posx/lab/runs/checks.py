@@ -44,6 +44,11 @@ def _task_problems(run: RunConfig) -> Iterator[str]:
             f"train.stop_check_steps={run.train.stop_check_steps} measures the answers of a task, but data.source="
             f"{run.data.source} is text. Leave it out."
         )
+    if run.eval.attention_items and not run.data.is_task:
+        yield (
+            f"eval.attention_items={run.eval.attention_items} reads the attention weights of items of a task, but "
+            f"data.source={run.data.source} is text. Leave it out."
+        )
     for cls in map(protocols.protocol_class, run.eval.protocols):
         if cls.measures_tasks and not run.data.is_task:
             yield f"eval.protocols={cls.name} measures a task, but data.source={run.data.source} is text. Leave it out."

@@ -27,10 +27,13 @@ class Items(NamedTuple):
     Attributes:
       tokens: int32 [b, t + 1] or [t + 1]: <bos>, the item, <eos>, then <pad>.
       scored: bool, as tokens: whether a token belongs to the answer.
+      source: int32, as tokens: the place in the row that a token of the answer is read from, -1 for other tokens. None
+        if the task has no answer that is read from one place.
     """
 
     tokens: jax.Array
     scored: jax.Array
+    source: jax.Array | None = None
 
 
 class Item(NamedTuple):
@@ -40,11 +43,14 @@ class Item(NamedTuple):
       question: int32 [n].
       answer: int32 [m].
       length: of the answer, int32 [].
+      source: int32 [m], the place in the question, from 0 on, that each symbol of the answer is read from. None if
+        there is no such place.
     """
 
     question: jax.Array
     answer: jax.Array
     length: jax.Array
+    source: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +84,7 @@ class Task:
 
     def row(self, key: jax.Array, n: jax.Array, length: int) -> Items:
         """Return one item as <bos> question <sep> answer <eos>, in `length` + 1 tokens."""
-        question, answer, count = self.item(key, n, length)
+        question, answer, count, source = self.item(key, n, length)
         place = jnp.arange(length + 1)
         tokens = jnp.where(place <= n, FIRST + question[jnp.clip(place - 1, 0, len(question) - 1)], SEP)
         tokens = tokens.at[0].set(BOS)
@@ -86,7 +92,10 @@ class Task:
         tokens = jnp.where(place >= start, FIRST + answer[jnp.clip(place - start, 0, len(answer) - 1)], tokens)
         end = start + count
         tokens = jnp.where(place == end, EOS, jnp.where(place > end, PAD, tokens))
-        return Items(tokens.astype(jnp.int32), (place >= start) & (place <= end))
+        if source is not None:
+            read = 1 + source[jnp.clip(place - start, 0, len(source) - 1)]
+            source = jnp.where((place >= start) & (place < end), read, -1).astype(jnp.int32)
+        return Items(tokens.astype(jnp.int32), (place >= start) & (place <= end), source)
 
     def longest(self, length: int) -> int:
         """Return the most symbols of an item that fits `length` + 1 tokens; below `fewest` if none fits."""

@@ -34,7 +34,7 @@ class UniqueCopy(Task):
 
     def item(self, key: jax.Array, n: jax.Array, room: int) -> Item:
         question = shuffle(key, jnp.int32(self.symbols), self.symbols)
-        return Item(question, question, n)
+        return Item(question, question, n, jnp.arange(self.symbols))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Sort(UniqueCopy):
     def item(self, key: jax.Array, n: jax.Array, room: int) -> Item:
         question = super().item(key, n, room).question
         asked = jnp.where(jnp.arange(self.symbols) < n, question, self.symbols)
-        return Item(question, jnp.sort(asked), n)
+        return Item(question, jnp.sort(asked), n, jnp.argsort(asked))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class RepeatCopy(Task):
 
     def item(self, key: jax.Array, n: jax.Array, room: int) -> Item:
         question = jax.random.randint(key, (room,), 0, self.symbols)
-        return Item(question, question, n)
+        return Item(question, question, n, jnp.arange(room))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,4 +89,4 @@ class SelectiveCopy(Task):
         is_copied = shuffle(place_key, n, room) < count
         symbols = jax.random.randint(symbol_key, (room,), 0, self.symbols)
         places = jnp.argsort(~is_copied, stable=True)  # those that are copied first
-        return Item(jnp.where(is_copied, symbols, self.symbols), symbols[places], count)
+        return Item(jnp.where(is_copied, symbols, self.symbols), symbols[places], count, places)

@@ -45,7 +45,8 @@ class FlipFlop(Task):
         tokens = jnp.concatenate([jnp.array([BOS]), symbols])[: length + 1]
         tokens = jnp.where(place == 2 * n + 1, EOS, jnp.where(place > 2 * n + 1, PAD, tokens))
         is_inside = jnp.concatenate([jnp.array([False]), scored])[: length + 1] & (place <= 2 * n)
-        return Items(tokens.astype(jnp.int32), is_inside)
+        source = jnp.where(is_inside, 2 * last[jnp.maximum(place - 1, 0) // 2] + 2, -1)  # the bit of the last write
+        return Items(tokens.astype(jnp.int32), is_inside, source.astype(jnp.int32))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +92,8 @@ class Mqar(Task):
         tokens = jnp.where(place == 2 * n + 1, EOS, jnp.where(place > 2 * n + 1, PAD, tokens))
         is_answer = jnp.stack([jnp.zeros(room, bool), has_key & (at >= count)], axis=1)
         scored = jnp.concatenate([jnp.array([False]), is_answer.reshape(-1)])[: length + 1]
-        return Items(tokens.astype(jnp.int32), scored)
+        source = jnp.where(scored, 2 * number[jnp.maximum(place - 1, 0) // 2] + 2, -1)  # the value after the same key
+        return Items(tokens.astype(jnp.int32), scored, source.astype(jnp.int32))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,4 +124,4 @@ class Passkey(Task):
         noise = 11 + jax.random.randint(noise_key, (room,), 0, self.noise)
         at = jnp.arange(room) - mark - 1
         inside = jnp.where((at >= 0) & (at < self.digits), digits[jnp.clip(at, 0, self.digits - 1)], noise)
-        return Item(jnp.where(at == -1, 10, inside), digits, jnp.int32(self.digits))
+        return Item(jnp.where(at == -1, 10, inside), digits, jnp.int32(self.digits), mark + 1 + jnp.arange(self.digits))

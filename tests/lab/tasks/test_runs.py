@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import posx
+from posx.lab import plots
 from posx.lab.data import DataConfig, prepare
 from posx.lab.files.rows import row_problem
 from posx.lab.plots.captions import unfinished_lines
@@ -25,6 +26,7 @@ def majority(site, tmp_path_factory):
         "train", f"--config={site / 'tiny.py'}:nope", "--config.data.source=task:binary_majority",
         f"--workdir={folder}", "--config.train.length=13", "--config.eval.lengths=13,23", "--config.train.steps=200",
         "--config.train.batch_size=64", "--config.model.dropout=0", "--config.eval.num_items=300",
+        "--config.eval.attention_items=20",
         "--config.train.learning_rate=1e-2", "--config.train.checkpoint_steps=3", "--config.train.stop_check_steps=4",
         "--config.train.keep_checkpoints=9",
         "--config.train.log_steps=20",
@@ -108,6 +110,19 @@ def test_exact_match_is_that_of_greedy_answers(majority):
     assert right == round(row["exact_match"] * 300)
 
 
+def test_rows_have_the_attention_weights_of_some_items(majority, capsys):
+    for row in RunFolder(majority).measured_rows():
+        assert row["attention_items"] == 20 and row["right_weight"] is None and row["zero_weights"] == 0
+        assert np.shape(row["attention"]["entropy"]) == (1, 2)  # layers, heads
+        assert row["attention_entropy"] == pytest.approx(np.mean(row["attention"]["entropy"]), abs=1e-6)
+        assert 0 < row["attention_entropy"] < np.log(row["eval_len"])
+    text = plots.table(posx.read_results(majority))
+    assert "Attention weights of 20 items per length" in text
+    assert "| encoding | seeds | zeros at 13 | zeros at 23 | zeros in bfloat16 at 13 |" in text
+    words = ["evaluate", f"--workdir={majority}", "--dry_run", "--config.eval.attention_items=10"]
+    assert tiny.call(capsys, *words)[1].count(" new") == 2
+
+
 def test_a_length_more_measures_that_length_alone(majority, capsys):
     before = (majority / "eval.jsonl").read_text()
     code, _, err = tiny.call(capsys, "evaluate", f"--workdir={majority}", "--lengths=13,23,33")
@@ -144,6 +159,11 @@ def test_batches_depend_on_step_and_seed_alone():
         (["--config.data.source=task:parity", "--config.data.tokenizer=bpe"], ["data.tokenizer=bpe", "no text"]),
         (["--config.data.source=task:parity", "--config.eval.protocols=sliding"], ["sliding", "answers"]),
         (["--config.eval.protocols=answers"], ["answers", "task"]),
+        (["--config.eval.attention_items=5"], ["eval.attention_items=5", "is text"]),
+        (
+            ["--config.data.source=task:parity", "--config.eval.num_items=4", "--config.eval.attention_items=5"],
+            ["eval.attention_items=5", "eval.num_items=4"],
+        ),
         (["--config.train.stop_check_steps=5"], ["train.stop_check_steps=5", "is text"]),
         (
             ["--config.data.source=task:parity", "--config.train.stop_check_steps=32"],

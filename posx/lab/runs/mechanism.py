@@ -1,0 +1,151 @@
+"""The attention weights of a model on the items of a task: does it look at the token that an answer is read from?
+
+A query is scored if it predicts a token of an answer. The right token of a query is the one that its answer is read
+from, see `posx.lab.tasks.Items`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import xlogy
+from jax.sharding import NamedSharding, PartitionSpec
+
+from posx.errors import OutOfMemoryError
+from posx.evaluation.scoring import out_of_memory
+from posx.lab import interrupts
+from posx.lab.layers import sequential
+from posx.lab.model import Model
+from posx.lab.progress import size
+from posx.lab.tasks import Items
+from posx.lab.tasks.base import PAD
+from posx.lab.training.layout import Layout
+from posx.machine.devices import replicate
+from posx.machine.platforms import product_precision
+
+#: The most weights of a layer that are held at a time, 64 MB in float32.
+LARGEST_WEIGHTS = 2**24
+#: Decimal places of stored numbers.
+PLACES = 6
+
+
+def attention_facts(
+    model: Model, params: Any, items: Items, precision: str, layout: Layout = Layout()
+) -> dict[str, Any]:
+    """Return the fields of a row about the attention weights of a model on items.
+
+    A weight is that of the dense executor, from logits of at least float32. In bfloat16 it is rounded afterwards. Pairs
+    are the visible ones between tokens of an item, so <pad> does not count.
+
+    Args:
+      model: for windows of the length of the items.
+      params: its parameters.
+      items: rows [n, t + 1].
+      precision: of products of float32 numbers.
+      layout: of the parameters.
+
+    Returns:
+      `attention` holds lists [layers, heads]. Two are means over scored queries: the weight on the right token, and
+      the entropy in nats. Two are the shares of weights that are exactly 0. The other fields sum them up over heads.
+      Without right tokens the weight on them is None.
+
+    Raises:
+      OutOfMemoryError: the weights of one item do not fit.
+    """
+    tokens, scored = np.asarray(items.tokens), np.asarray(items.scored)
+    source = np.full_like(tokens, -1) if items.source is None else np.asarray(items.source)
+    params = params if layout.is_global else replicate(params, 1)
+    length, heads = tokens.shape[1] - 1, model.dims.num_heads
+    rows, totals = max(1, LARGEST_WEIGHTS // (heads * length**2)), None
+    for start in range(0, len(tokens), rows):
+        interrupts.raise_pending()
+        missing = max(0, start + rows - len(tokens)) if start else 0  # so that one program serves all
+        padded = (
+            np.pad(x[start : start + rows], ((0, missing), (0, 0)), constant_values=value)
+            for x, value in ((tokens, PAD), (scored, False), (source, -1))
+        )
+        try:
+            sums = jax.tree.map(np.float64, _sum_up(layout, model, precision, params, *padded))
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            raise OutOfMemoryError(
+                f"eval.attention_items: the attention weights of {length} tokens, {size(4.0 * heads * length**2)} in "
+                "each layer, do not fit. Lower eval.lengths, or set it to 0."
+            ) from None
+        totals = sums if totals is None else jax.tree.map(np.add, totals, sums)
+    return _fields(totals, len(tokens), int(scored[:, 1:].sum()), int((source[:, 1:] >= 0).sum()))
+
+
+def _fields(totals: Any, count: int, num_scored: int, num_right: int) -> dict[str, Any]:
+    """Return the stored numbers of sums [layers, heads], over so many scored queries and queries with a right token."""
+    pairs = totals["pairs"][:, None]
+    means = {
+        "right_weight": totals["right"] / num_right if num_right else None,
+        "zero_weights": totals["zero"] / pairs,
+        "zero_weights_bfloat16": totals["zero_bfloat16"] / pairs,
+        "entropy": totals["entropy"] / num_scored,
+    }
+    known = {name: x.round(PLACES) for name, x in means.items() if x is not None}
+    every = {name: round(float(x.mean()), PLACES) for name, x in known.items()}
+    return {
+        "attention_items": count,
+        "attention": {name: x.tolist() for name, x in known.items()},
+        "right_weight": float(known["right_weight"].max()) if num_right else None,
+        "mean_right_weight": every.get("right_weight"),
+        "zero_weights": every["zero_weights"],
+        "zero_weights_bfloat16": every["zero_weights_bfloat16"],
+        "attention_entropy": every["entropy"],
+    }
+
+
+def _sum_up(layout: Layout, model: Model, precision: str, params: Any, *arrays: np.ndarray) -> Any:
+    """Return `_sums` on the host, by all devices of the parameters."""
+    with jax.set_mesh(layout.mesh) if layout.is_global else contextlib.nullcontext():
+        return jax.device_get(_program(layout, model, precision)(params, *arrays))
+
+
+@functools.cache
+def _program(layout: Layout, model: Model, precision: str) -> Any:
+    whole = NamedSharding(layout.mesh, PartitionSpec()) if layout.is_global else None
+    return jax.jit(functools.partial(_sums, model, precision), out_shardings=whole)
+
+
+def _sums(
+    model: Model, precision: str, params: Any, tokens: jax.Array, scored: jax.Array, source: jax.Array
+) -> dict[str, jax.Array]:
+    """Return sums over queries of items, [layers, heads], and the number of visible `pairs` [layers].
+
+    Args:
+      model: a model.
+      precision: of products of float32 numbers.
+      params: its parameters.
+      tokens, scored, source: [b, t + 1], as in `Items`. -1 has no right token.
+    """
+    inputs, scored, source = tokens[:, :-1], scored[:, 1:], source[:, 1:]
+    is_inside = inputs != PAD
+
+    def read(w: jax.Array, visible: jax.Array) -> dict[str, jax.Array]:
+        seen = visible & is_inside[:, :, None] & is_inside[:, None, :]
+        rounded = jax.lax.reduce_precision(w, exponent_bits=8, mantissa_bits=7)  # XLA would drop a pair of casts
+
+        def count_zeros(w: jax.Array) -> jax.Array:
+            return ((w == 0) & seen[:, None]).sum(axis=(0, 2, 3))
+
+        at_source = jnp.take_along_axis(w, jnp.maximum(source, 0)[:, None, :, None], axis=3)[..., 0]
+        return {
+            "right": jnp.where(source[:, None] >= 0, at_source, 0).sum(axis=(0, 2)),
+            "entropy": jnp.where(scored[:, None], -xlogy(w, w).sum(axis=3), 0).sum(axis=(0, 2)),
+            "zero": count_zeros(w),
+            "zero_bfloat16": count_zeros(rounded),
+            "pairs": seen.sum(),
+        }
+
+    with product_precision(precision):
+        layers = model.read_attention(params, inputs, sequential(inputs.shape[1]), read)
+    return jax.tree.map(lambda *each: jnp.stack(each), *layers)
