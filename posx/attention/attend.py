@@ -137,23 +137,16 @@ def attend(
 
 
 def attention_weights(
-    encoding: Encoding,
-    params: Params,
-    q: jax.Array,
-    k: jax.Array,
-    slots: Slots | jax.Array | np.ndarray,
-    *,
-    mask: Mask = causal(),
-    x: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array]:
+    encoding: Encoding, params: Params, q: jax.Array, k: jax.Array, slots: Slots | jax.Array | np.ndarray, *,
+    mask: Mask = causal(), x: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """Return the weights [b, h, t, t] with which `attend` sums values in self-attention, at least float32.
 
     They are those of the dense executor, in memory b * h * t * t. A sink keeps its part of a row's weight.
 
     Args:
       encoding, params, mask, x: as in `attend`.
-      q: [b, t, h, d].
-      k: [b, t, g, d].
+      q, k: [b, t, h, d] and [b, t, g, d].
       slots: those of all tokens, see `attend`.
 
     Returns:
