@@ -55,7 +55,7 @@ def answer_rows(
             meter.update(sum(one["eval_len"] for one, _ in asked[:n]), f"{count:,} items of up to {length} tokens")
             items = dataset.items(length, run.train.length, count)
             status, result = _score(scores, items.tokens, max(1, config.batch_tokens // length))
-            row = Answers(count).make_row(length, one["targets"], (items.tokens, items.scored), status, result)
+            row = Answers(count).make_row(length, one["targets"], items, status, result)
             if config.attention_items and status == "ok":
                 some: Items = jax.tree.map(lambda x: x[: config.attention_items], items)
                 row |= attention_facts(model.at_length(length), params, some, config.precision, layout)
@@ -89,7 +89,7 @@ def asked_answers(
         assert isinstance(protocol, Answers)  # `posx.lab.runs.checks` refuses others for a task
         for length in lengths:
             items = dataset.items(length, run.train.length, protocol.num_targets)
-            empty = protocol.make_row(length, dataset.held_out_digest[:16], (items.tokens, items.scored))
+            empty = protocol.make_row(length, dataset.held_out_digest[:16], items)
             same = {name: empty[name] for name in ("protocol", "eval_len", "max_targets", "targets")}
             alike = (row for row in stored if same.items() <= row.items() and is_answer(row, config))
             known = next((row for row in alike if _has_weights(row, config)), None)

@@ -1,9 +1,12 @@
 """Every task's items against its definition in plain Python."""
 
+import collections
+
 import jax
 import numpy as np
 import pytest
 
+from posx.evaluation.answers import Answers
 from posx.lab.tasks import TASKS, draw_rows
 from posx.lab.tasks.base import SPECIAL
 from tests.lab.tasks import solvers
@@ -105,3 +108,22 @@ def test_strings_outside_a_language_are_near_members():
     assert {one.count("ab") for one in members} == {1} and len({one.index("ab") for one in members}) > 10
     shares = [[sum(one.count(a) for one in kind) / (20 * len(kind)) for a in "abc"] for kind in (members, others)]
     np.testing.assert_allclose(*shares, atol=0.06)
+
+
+def test_right_tokens_are_counted_by_distance():
+    """A model that sees 15 tokens back answers with the digits of near marks alone. They are as far as their mark."""
+    task = TASKS["passkey"]()
+    items = rows_of(task)
+    words = [words_of(task, tokens) for tokens in items.tokens]
+    distances = np.array([one.index("<sep>") - one.index("#") - 1 for one in words])
+    best = np.repeat(distances[:, None] < 16, LENGTH, axis=1)
+    row = Answers().make_row(LENGTH, "items", items, "ok", (np.zeros_like(best, float), best))
+    counts = collections.Counter(5 * [int(distance).bit_length() for distance in distances])
+    assert row["distance_edges"] == [0, 1, 2, 4, 8, 16, 32, 64, 128][: len(row["distance_edges"])]
+    assert row["distance_targets"] == [counts[n] for n in range(len(row["distance_targets"]))]
+    shares = [1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0]
+    assert row["distance_accuracy"] == [share if counts[n] else None for n, share in enumerate(shares)]
+    parity = rows_of(TASKS["parity"]())
+    assert (
+        Answers().make_row(LENGTH, "items", parity, "ok", (np.zeros_like(best, float), best))["distance_edges"] is None
+    )
