@@ -8,7 +8,7 @@ length. A factor of 1 is RoPE, but for `dynamic_ntk` beyond L. Frequencies are c
 
 import dataclasses
 import math
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -25,8 +25,11 @@ class FrequencyRule(Value):
     """A rule for the frequencies of RoPE's planes.
 
     Fields `original_len` and `length` are the training length if they are None. A rule that changes with the length of
-    the text has a `length`, which `at_length` sets.
+    the text has a `length`, which `at_length` sets. A rule that does not depend on the base sets `reads_base` to
+    False.
     """
+
+    reads_base: ClassVar[bool] = True
 
     def frequencies(self, base: float, width: int) -> np.ndarray:
         """Return theta [c] in radians per token, or [g, c] if key heads differ, for `width` rotated channels.
@@ -340,6 +343,30 @@ class Mobius(FrequencyRule):
         return np.where(heads < round(self.share * self.num_kv_heads), odd, inverse_frequencies(base, width))
 
 
+@dataclasses.dataclass(frozen=True)
+class Periodic(FrequencyRule):
+    """2 pi / `periods`_c: plane c makes a whole turn in a whole number of tokens. Planes cycle through the periods.
+
+    Heads see distances modulo M, the least common multiple of the periods: logits of r and of r + M tokens are equal. A
+    plane of period 1 does not rotate.
+
+    Reference: Jerad et al. 2026, arXiv 2608.11909, definition 2.1 and proposition 2.2.
+    Differs: they allow 2 pi a / m with any whole a, and read rotations from a table at i mod m. Here a is 1, and angles
+    are exact to 1e-6 radians. The periods of their runs are written in their code alone, which we have not seen.
+    """
+
+    reads_base: ClassVar[bool] = False
+    periods: tuple[Annotated[int, "tokens", at_least(1)], ...]
+
+    def frequencies(self, base: float, width: int) -> np.ndarray:
+        if not 1 <= len(self.periods) <= width // 2:
+            raise ConfigError(
+                f"periodic: periods has {len(self.periods)} numbers. Name 1 to {width // 2}, since {width // 2} planes "
+                "rotate."
+            )
+        return 2 * np.pi / np.resize(self.periods, width // 2)
+
+
 def _ntk(base: float, width: int, factor: float) -> np.ndarray:
     if width == 2 and factor > 1:
         raise ConfigError("ntk: it needs at least 4 rotated channels, since a single plane cannot both stay and slow")
@@ -360,5 +387,5 @@ def _growth(factor: float, scale: float = 1.0) -> float:
 #: Every rule by name.
 RULES: dict[str, type[FrequencyRule]] = {snake_case(cls): cls for cls in (
     Geometric, Linear, Ntk, DynamicNtk, NtkByParts, Llama3, Yarn, Longrope, Proportional, WholeTurns, Clip, Resonance,
-    Mobius,
+    Mobius, Periodic,
 )}  # fmt: skip

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from posx.contract import About, Dims, Encoding, Features, Params, at_least_float32, fact, wide_dtype
-from posx.contract.fields import Base, even
+from posx.contract.fields import Base, even, snake_case
 from posx.encodings.angles import sin_cos
 from posx.encodings.frequencies import FrequencyRule, Geometric
 from posx.errors import ConfigError
@@ -38,6 +38,9 @@ class Rope(Encoding):
     def resolve(self, dims: Dims) -> Self:
         if self.rotary_dim is not None and self.rotary_dim > dims.head_dim:
             raise ConfigError(f"rope: rotary_dim={self.rotary_dim} is more than head_dim={dims.head_dim}")
+        if not self.frequencies.reads_base and self.base != Rope.base:
+            rule = snake_case(type(self.frequencies))
+            raise ConfigError(f"rope: base={self.base} has no effect on {rule}. Leave it out, or write {Rope.base:g}.")
         return super().resolve(dims).fill_open(rotary_dim=dims.head_dim)
 
     def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:

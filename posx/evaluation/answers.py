@@ -51,25 +51,30 @@ class Answers(Protocol):
         raise ConfigError(f"protocol={self.name} measures a task, and a text has no answers. Name another protocol.")
 
     def make_row(
-        self, length: int, name: str, items: tuple[Any, Any], status: str = "undefined", scores: Any = ()
+        self, length: int, name: str, items: tuple[Any, Any, Any], status: str = "undefined", scores: Any = ()
     ) -> Row:
         """Return the stored facts of one length.
 
         Args:
           length: tokens.
           name: of the items of all lengths. Rows of one name can be compared.
-          items: tokens [n, t + 1], and whether each is of an answer, bool [n, t + 1].
+          items: tokens [n, t + 1], whether each is of an answer, bool [n, t + 1], and the place that it is read from,
+            int32 [n, t + 1], -1 for none. The places are None for a task without them.
           status: "ok", "oom", "nonfinite" or "undefined".
           scores: log-probabilities [n, t] of the tokens after the first, and whether each is the likeliest, [n, t].
         """
-        tokens, scored = items
+        tokens, scored, source = items
         row: Row = {
             "protocol": self.name, "eval_len": length, "status": status, "max_targets": self.num_targets,
             "num_targets": int(scored.sum()), "num_windows": len(tokens), "num_items": len(tokens),
             "targets": name, "nll": None, "ppl": None, "exact_match": None,
             "exact_match_interval": None, "accuracy": None, "accuracy_interval": None,
+            "distance_edges": None, "distance_accuracy": None, "distance_targets": None,
         }  # fmt: skip
-        return row | (_results(scores[0], scores[1], scored[:, 1:]) if status == "ok" else {})
+        if status != "ok":
+            return row
+        distances = {} if source is None else _distances(scores[1], source[:, 1:])
+        return row | _results(scores[0], scores[1], scored[:, 1:]) | distances
 
 
 def _results(log_probs: np.ndarray, best: np.ndarray, scored: np.ndarray) -> Row:
@@ -84,6 +89,19 @@ def _results(log_probs: np.ndarray, best: np.ndarray, scored: np.ndarray) -> Row
         "accuracy": int(right.sum()) / int(counts.sum()),
         "accuracy_interval": _interval_of_items(right, counts),
     }
+
+
+def _distances(best: np.ndarray, source: np.ndarray) -> Row:
+    """Return the share of right tokens by distance: how far before its query the place is that a token is read from.
+
+    The query of a token is the token before it. Bins are 0, 1, 2 to 3, 4 to 7 and so on. An empty bin has no share.
+    """
+    known = source >= 0
+    distance = (np.arange(source.shape[1]) - source)[known]
+    edges = [0, *(2**n for n in range(int(distance.max(initial=0)).bit_length() + 1))]
+    counts, right = (np.histogram(some, edges)[0].tolist() for some in (distance, distance[best[known]]))
+    shares = [hit / count if count else None for hit, count in zip(right, counts, strict=True)]
+    return {"distance_edges": edges, "distance_accuracy": shares, "distance_targets": counts}
 
 
 def wilson_interval(right: int, count: int) -> tuple[float, float]:

@@ -25,6 +25,7 @@ from posx.encodings.frequencies import (
     Mobius,
     Ntk,
     NtkByParts,
+    Periodic,
     Proportional,
     Resonance,
     WholeTurns,
@@ -132,6 +133,30 @@ def test_mobius_turns_each_plane_by_an_odd_half_turn():
     assert_allclose(kernel, [1, 0.6369, 0, 0, -1], atol=5e-5)
 
 
+def rotate_ones(pos, periods):
+    """Return vectors of ones at positions, [t, 4, 16], rotated by whole turns in some numbers of tokens."""
+    rope = posx.build(f"rope(frequencies=periodic(periods={periods}))", DIMS)
+    return np.asarray(rope.query({}, jnp.ones((len(pos), 4, 16)), jnp.asarray(pos), {}))
+
+
+def test_periodic_planes_are_rotated_as_by_a_table():
+    """Row i mod m of a table with m rows for each plane, the construction of the paper."""
+    pos = np.array([*range(20), 500, 10**6 + 1, 2**24 + 1, 2**31 - 1])
+    found = rotate_ones(pos, (2, 3, 1)).reshape(len(pos), 4, 2, 8)
+    for plane, period in enumerate([2, 3, 1, 2, 3, 1, 2, 3]):
+        table = np.exp(2j * np.pi * np.arange(period) / period) * (1 + 1j)
+        wanted = table[pos % period][:, None]
+        assert_allclose(found[:, :, 0, plane] + 1j * found[:, :, 1, plane], np.tile(wanted, 4), atol=3e-6)
+
+
+def test_periodic_logits_repeat_after_the_common_period():
+    vectors = rotate_ones(range(24), (2, 3, 4))
+    logits = np.einsum("hd,shd->hs", vectors[0], vectors)
+    assert_allclose(logits[:, :12], logits[:, 12:], atol=1e-4)
+    for period in (2, 3, 4, 6):
+        assert np.abs(logits[:, : 24 - period] - logits[:, period:]).max() > 1
+
+
 def test_heads_share_the_frequencies_of_their_key_head():
     rope = posx.build("rope(frequencies=mobius(share=0.5))", DIMS)
     x = np.random.default_rng(0).standard_normal((3, 4, 16), np.float32)
@@ -142,7 +167,7 @@ def test_heads_share_the_frequencies_of_their_key_head():
     assert_array_equal(found[:, 2:], plain.query({}, x, pos, {})[:, 2:])
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", [name for name in RULES if name != "periodic"])  # it is not near RoPE
 def test_a_factor_of_one_is_rope(name):
     fields = {"factor": 1.0} if "factor" in RULES[name].__dataclass_fields__ else {}
     fields |= {"share": 0.0} if name == "mobius" else {"original_len": 10**6} if name == "whole_turns" else {}
@@ -207,6 +232,9 @@ def test_specs_spell_rules(text):
             "llama3: low_freq_factor=4.0 must be below high_freq_factor=4.0",
         ),
         ("rope(frequencies=clip(planes=99))", "planes=99 is more than the 8 planes"),
+        ("rope(base=500, frequencies=periodic(periods=(2,)))", "base=500.0 has no effect on periodic. Leave it out"),
+        ("rope(frequencies=periodic(periods=(2, 0)))", "periods=(2, 0) must be at least 1"),
+        ("rope(rotary_dim=2, frequencies=periodic(periods=(2, 3)))", "periods has 2 numbers. Name 1 to 1"),
         ("rope(frequencies=longrope)", "short_factors has 0 numbers, but 8 planes rotate"),
     ],
 )
@@ -251,6 +279,7 @@ def test_own_rules_are_named_by_their_module():
         "dynamic_ntk(factor=2)",
         "mobius(share=0.5)",
         "whole_turns",
+        "periodic(periods=(2, 3, 1))",
         "resonance(of=ntk(factor=2))",
         "longrope(short_factors=(1, 1, 2), long_factors=(2, 3, 4), factor=2)",
     ],
@@ -345,7 +374,7 @@ def test_dictionaries_that_do_not_fit_are_refused(config, problem):
 
 
 def test_rules_that_hugging_face_lacks_are_not_written():
-    lacking = WholeTurns(), Yarn(2.0, ramp="turns"), Proportional(0.5)
+    lacking = WholeTurns(), Periodic((2,)), Yarn(2.0, ramp="turns"), Proportional(0.5)
     for rope in (Rope(layout="interleaved"), *(Rope(rotary_dim=8, frequencies=rule) for rule in lacking)):
         with pytest.raises(ConfigError, match="Hugging Face has"):
             rope_parameters(rope, 16)

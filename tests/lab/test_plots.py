@@ -17,7 +17,7 @@ from posx.errors import ConfigError, WorkdirError
 from posx.evaluation import interval, paired_ratio
 from posx.evaluation.statistics import row_blocks
 from posx.lab import plots
-from posx.lab.plots import curves, groups, look, palette, points
+from posx.lab.plots import curves, groups, heat, look, palette, points
 from posx.lab.results.columns import RUN_COLUMNS, make_table
 from posx.lab.results.facts import settings_facts
 from posx.lab.results.table import missing_runs, read_results
@@ -397,6 +397,23 @@ def test_cumulative_perplexity_weighs_bins_by_their_targets() -> None:
     assert [(point.x, point.mean) for point in local] == [(1.0, 2.0), (pytest.approx(math.sqrt(8)), 1.0)]
     assert [point.x for point in running] == [1.0, 4.0]
     assert [point.mean for point in running] == pytest.approx([math.exp(2.0), math.exp((20 + 30) / 40)])
+
+
+def test_maps_weigh_distances_by_their_tokens(tmp_path: pathlib.Path) -> None:
+    """Of two seeds, at 64 and 128 tokens. A task without distances has no map."""
+    known = {"protocol": "answers", "stride": None, "num_items": 8, "distance_edges": [0, 1, 2, 4]}
+    made = [
+        row("rope", 64, **known, distance_accuracy=[None, 1.0, 0.5], distance_targets=[0, 4, 4]),
+        row("rope", 64, 1, **known, distance_accuracy=[None, None, 1.0], distance_targets=[0, 0, 12]),
+        row("rope", 128, **known | {"distance_edges": [0, 1]}, distance_accuracy=[0.25], distance_targets=[4]),
+    ]
+    (panel,) = panels(made)
+    np.testing.assert_array_equal(
+        heat.bin_shares(panel.curves[0], [64, 128]), [[np.nan, 0.25], [1.0, np.nan], [14 / 16, np.nan]]
+    )
+    assert {"rope", "0", "1", "2-3", "64", "128"} <= set(words(curves.distance_map(panel)))
+    (without,) = panels([row("rope", 64, protocol="answers")])
+    assert [curves.draws("distance_map", one) for one in (panel, without)] == [True, False]
 
 
 def test_training_curve_takes_the_last_row_of_a_step(tmp_path: pathlib.Path) -> None:

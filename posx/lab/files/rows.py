@@ -25,7 +25,7 @@ WEIGHTS = ("right_weight", "mean_right_weight", "zero_weights", "zero_weights_bf
 #: The fields that hold numbers.
 SCORES = (
     "nll", "ppl", "bpb", "nll_interval", "block_nll", "position_nll", "exact_match", "accuracy", "exact_match_interval",
-    "accuracy_interval", *WEIGHTS,
+    "accuracy_interval", "distance_accuracy", *WEIGHTS,
 )  # fmt: skip
 #: Stored sums are rounded: those of blocks by this many nats at most, means by position by this many.
 BLOCK_ROUNDING, POSITION_ROUNDING = 0.006, 1e-5
@@ -230,8 +230,26 @@ def _answers(row: Mapping[str, Any]) -> Iterator[str]:
             yield f"exact_match leaves {wrong_items:.0f} items wrong, but accuracy only {wrong_targets:.0f} tokens"
 
 
+def _distances(row: Mapping[str, Any]) -> Iterator[str]:
+    """Compare the bins of distances with each other and with the number of targets."""
+    edges, shares, counts = (row.get(f"distance_{name}") or [] for name in ("edges", "accuracy", "targets"))
+    if not shares:
+        return
+    if not len(edges) == len(shares) + 1 == len(counts) + 1:
+        yield f"distance_accuracy has {len(shares)} bins, distance_edges {len(edges)}, distance_targets {len(counts)}"
+    elif sorted(set(edges)) != edges:
+        yield f"distance_edges are {_short(edges)}, which do not rise"
+    elif sum(counts) > row.get("num_targets", 0):
+        yield f"distance_targets are {sum(counts):,}, but num_targets is {row.get('num_targets')}"
+    elif any(
+        (share is None) != (count == 0) or not 0 <= (share or 0) <= 1
+        for share, count in zip(shares, counts, strict=True)
+    ):
+        yield f"distance_accuracy is {_short(shares)}, but the targets are {_short(counts)}"
+
+
 #: The ways in which a row agrees with itself: each test yields the disagreements that it finds.
-_AGREEMENTS = (_status, _perplexity, _bits, _blocks, _interval, _positions, _counts_agree, _answers)
+_AGREEMENTS = (_status, _perplexity, _bits, _blocks, _interval, _positions, _counts_agree, _answers, _distances)
 
 
 def _short(value: Any) -> str:
@@ -281,12 +299,18 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(
         ("nll", "bpb", "exact_match", "accuracy", *WEIGHTS), _or_none(lambda value: number(value) is not None)
     ),
-    **dict.fromkeys(("block_nll", "position_edges", "position_targets"), _or_none(_are_numbers)),
+    **dict.fromkeys(
+        ("block_nll", "position_edges", "position_targets", "distance_edges", "distance_targets"),
+        _or_none(_are_numbers),
+    ),
     **dict.fromkeys(
         ("nll_interval", "exact_match_interval", "accuracy_interval"),
         _or_none(lambda value: _are_numbers(value) and len(value) == 2),
     ),
     "position_nll": _or_none(lambda value: isinstance(value, list)),
+    "distance_accuracy": _or_none(
+        lambda value: isinstance(value, list) and all(one is None or number(one) is not None for one in value)
+    ),
     **dict.fromkeys(("own_text", "solved"), lambda value: isinstance(value, bool)),
     "layers": lambda value: isinstance(value, list) and _are_texts(value),
     "code": lambda value: isinstance(value, dict) and _are_texts(value.values()),

@@ -162,7 +162,7 @@ def _figures(folder: pathlib.Path, stored: pd.DataFrame, kinds: Iterable[str]) -
             if losses:
                 made[kind] = functools.partial(curves.training, runs, losses, diverged_runs(stored))
             continue
-        own = [panel for panel in split if curves.draws(kind, panel.protocol)]
+        own = [panel for panel in split if curves.draws(kind, panel)]
         several = len({panel.train_len for panel in own}) > 1
         for panel in own:
             name = kind + (f"-L{panel.train_len}" if several else "") + _rule(panel)

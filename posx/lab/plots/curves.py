@@ -19,6 +19,7 @@ from posx.evaluation.answers import Answers
 from posx.evaluation.protocols import PerPosition
 from posx.lab.plots import captions, look, points
 from posx.lab.plots.groups import Curve, Panel, Point, curves_of_runs, firsts, labels, settings_by_length
+from posx.lab.plots.heat import distance_map, has_distances
 from posx.lab.plots.palette import Look
 from posx.lab.results.columns import FAILED, finite_perplexity, plain_rows
 
@@ -373,14 +374,15 @@ def training(runs: pd.DataFrame, losses: Mapping[str, points.Losses], missing: M
 
 #: The figures of a panel by name.
 DRAW: dict[str, Callable[[Panel], Figure]] = {
-    draw.__name__: draw for draw in (extrapolation, ratio, per_position, answers)
+    draw.__name__: draw for draw in (extrapolation, ratio, per_position, answers, distance_map)
 }
 
 #: The figures of one protocol alone. All other protocols share all other figures.
-FIGURES_OF = {PerPosition.name: ("per_position",), Answers.name: ("answers",)}
+FIGURES_OF = {PerPosition.name: ("per_position",), Answers.name: ("answers", "distance_map")}
 
 
-def draws(kind: str, protocol: str) -> bool:
-    """Return whether the rows of a protocol have a figure of this kind."""
+def draws(kind: str, panel: Panel) -> bool:
+    """Return whether the rows of a panel have a figure of this kind."""
     own = {name for names in FIGURES_OF.values() for name in names}
-    return kind in FIGURES_OF.get(protocol, DRAW.keys() - own)
+    has_rows = kind != distance_map.__name__ or has_distances(panel)
+    return has_rows and kind in FIGURES_OF.get(panel.protocol, DRAW.keys() - own)

@@ -55,7 +55,7 @@ def answer_rows(
             meter.update(sum(one["eval_len"] for one, _ in asked[:n]), f"{count:,} items of up to {length} tokens")
             items = dataset.items(length, run.train.length, count)
             status, result = _score(scores, items.tokens, max(1, config.batch_tokens // length))
-            row = Answers(count).make_row(length, one["targets"], (items.tokens, items.scored), status, result)
+            row = Answers(count).make_row(length, one["targets"], items, status, result)
             if config.attention_items and status == "ok":
                 some: Items = jax.tree.map(lambda x: x[: config.attention_items], items)
                 row |= attention_facts(model.at_length(length), params, some, config.precision, layout)

@@ -3,7 +3,7 @@
     text   -> task    `parse_task("flip_flop(ignore=0.98)")`: a frozen value, with its fields in parentheses.
     key, n -> item    `Task.row`: one pure function, jitted and mapped over keys by `draw_rows`.
 
-A file holds tasks of one kind: `counting`, `copying`, `recall`, `groups`.
+A file holds tasks of one kind: `counting`, `copying`, `recall`, `languages`, `groups`.
 """
 
 from posx.lab.tasks.base import Items, Task, draw_rows

@@ -9,12 +9,13 @@ from posx.lab.tasks.base import Task
 from posx.lab.tasks.copying import RepeatCopy, SelectiveCopy, Sort, UniqueCopy
 from posx.lab.tasks.counting import Addition, BinaryMajority, Majority, Parity
 from posx.lab.tasks.groups import S5
+from posx.lab.tasks.languages import AaStar, AbStar, ContainsAb, EndsWithA, StartsWithA
 from posx.lab.tasks.recall import FlipFlop, Mqar, Passkey
 from posx.parsing import typed_fields
 
 TASKS: dict[str, type[Task]] = {snake_case(cls): cls for cls in (
     BinaryMajority, Majority, Sort, UniqueCopy, RepeatCopy, Parity, Addition, FlipFlop, Mqar, Passkey, SelectiveCopy,
-    S5,
+    AaStar, AbStar, StartsWithA, EndsWithA, ContainsAb, S5,
 )}  # fmt: skip
 
 

@@ -13,9 +13,11 @@ BLOCKS = {"num_targets": 800, "num_bytes": 400, "num_separators": 0, "block_len"
 WHOLE = agreeing(row("rope", 64, **BLOCKS))
 ENDS = {"nll_interval": [WHOLE["nll"] - 0.25, WHOLE["nll"] + 0.25]}
 BY_POSITION = agreeing(position_row("rope"))
+DISTANCES = {"distance_edges": [0, 1, 2, 4], "distance_accuracy": [1.0, None, 0.5], "distance_targets": [3, 0, 797]}
+BY_DISTANCE = WHOLE | DISTANCES
 
 
-@pytest.mark.parametrize("made", [WHOLE, WHOLE | ENDS, BY_POSITION, row("learned", 128)])
+@pytest.mark.parametrize("made", [WHOLE, WHOLE | ENDS, BY_POSITION, BY_DISTANCE, row("learned", 128)])
 def test_whole_rows_have_no_problem(made):
     assert row_problem(with_checksum(made)) == ""
     assert row_problem(made) == "it has no checksum"
@@ -46,6 +48,10 @@ def test_whole_rows_have_no_problem(made):
         (BY_POSITION, {"position_targets": BY_POSITION["position_targets"][1:]}, "bins, position_edges"),
         (BY_POSITION, {"eval_len": 512}, "position_edges go from 0 to 1024, but the window is 512"),
         (BY_POSITION, {"num_targets": 9, "bpb": None}, "position_targets are"),
+        (BY_DISTANCE, {"distance_targets": [3, 0]}, "distance_accuracy has 3 bins"),
+        (BY_DISTANCE, {"distance_edges": [0, 1, 1, 4]}, "distance_edges are [0, 1, 1, 4], which do not rise"),
+        (BY_DISTANCE, {"distance_targets": [3, 0, 798]}, "distance_targets are 801, but num_targets is 800"),
+        (BY_DISTANCE, {"distance_accuracy": [1.0, 0.0, 0.5]}, "distance_accuracy is [1.0, 0.0, 0.5]"),
         (BY_POSITION, {"position_nll": [BY_POSITION["position_nll"][0] + 1, *BY_POSITION["position_nll"][1:]]}, "nll"),
     ],
 )

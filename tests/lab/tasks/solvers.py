@@ -1,5 +1,7 @@
 """The answer to each task's question in plain Python: words in, words out."""
 
+import re
+
 
 def binary_majority(words):
     return ["0" if words.count("0") > words.count("1") else "1"]
@@ -50,6 +52,30 @@ def s5(words):
     for word in words:
         state = "".join(word[int(thing)] for thing in state)
     return [state]
+
+
+def member(pattern, words):
+    return ["y" if re.fullmatch(pattern, "".join(words)) else "n"]
+
+
+def aa_star(words):
+    return member("(aa)*", words)
+
+
+def ab_star(words):
+    return member("(ab)*", words)
+
+
+def starts_with_a(words):
+    return member("a[ab]*", words)
+
+
+def ends_with_a(words):
+    return member("[ab]*a", words)
+
+
+def contains_ab(words):
+    return member("[abc]*ab[abc]*", words)
 
 
 def flip_flop(words):

@@ -1,9 +1,12 @@
 """Every task's items against its definition in plain Python."""
 
+import collections
+
 import jax
 import numpy as np
 import pytest
 
+from posx.evaluation.answers import Answers
 from posx.lab.tasks import TASKS, draw_rows
 from posx.lab.tasks.base import SPECIAL
 from tests.lab.tasks import solvers
@@ -11,9 +14,10 @@ from tests.lab.tasks import solvers
 LENGTH = 70
 
 
-def rows_of(task, count=200, longest=None, seed=0):
-    keys = jax.random.split(jax.random.key(seed), count)
-    return jax.tree.map(np.asarray, draw_rows(task, keys, task.fewest, longest or task.longest(LENGTH), LENGTH))
+def rows_of(task, sizes=None):
+    fewest, longest = sizes or (task.fewest, task.longest(LENGTH))
+    keys = jax.random.split(jax.random.key(0), 200)
+    return jax.tree.map(np.asarray, draw_rows(task, keys, fewest, longest, LENGTH))
 
 
 def words_of(task, tokens):
@@ -68,7 +72,7 @@ def expected_places(name, words):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_answers_name_the_place_they_are_read_from(name):
-    rows = rows_of(TASKS[name](), count=50)
+    rows = rows_of(TASKS[name]())
     if rows.source is None:
         assert expected_places(name, []) is None
         return
@@ -76,3 +80,50 @@ def test_answers_name_the_place_they_are_read_from(name):
         found = {int(n): int(source[n]) for n in np.flatnonzero(source >= 0)}
         assert found == expected_places(name, words_of(TASKS[name](), tokens))
         assert all(tokens[n] == tokens[place] for n, place in found.items())
+
+
+def draw_strings(name, n):
+    """Return the members and the other strings among 200 items of n symbols."""
+    task, strings = TASKS[name](), {"y": [], "n": []}
+    for tokens in rows_of(task, (n, n)).tokens:
+        string, answer = "".join(words_of(task, tokens)).removeprefix("<bos>").split("<sep>")
+        strings[answer[0]].append(string)
+    return strings["y"], strings["n"]
+
+
+@pytest.mark.parametrize("name", ["ab_star", "starts_with_a", "ends_with_a", "contains_ab"])
+def test_members_are_half_of_the_strings_of_a_length(name):
+    members, others = draw_strings(name, 20)
+    assert 70 < len(members) < 130
+    assert {len(one) for one in members} == {len(one) for one in others} == {40 if name == "ab_star" else 20}
+
+
+def test_strings_outside_a_language_are_near_members():
+    (member, *_), others = draw_strings("ab_star", 20)
+    changed = [tuple(n for n in range(40) if member[n] != other[n]) for other in others]
+    assert {len(places) for places in changed} == {1, 2, 40}
+    assert all(b - a == 1 for a, b in (places for places in changed if len(places) == 2))
+    assert len({places[0] for places in changed if len(places) == 1}) > 10
+    members, others = draw_strings("contains_ab", 20)
+    assert {one.count("ab") for one in members} == {1} and len({one.index("ab") for one in members}) > 10
+    shares = [[sum(one.count(a) for one in kind) / (20 * len(kind)) for a in "abc"] for kind in (members, others)]
+    np.testing.assert_allclose(*shares, atol=0.06)
+
+
+def test_right_tokens_are_counted_by_distance():
+    """A model that sees 15 tokens back answers with the digits of near marks alone. They are as far as their mark."""
+    task = TASKS["passkey"]()
+    items = rows_of(task)
+    words = [words_of(task, tokens) for tokens in items.tokens]
+    distances = np.array([one.index("<sep>") - one.index("#") - 1 for one in words])
+    best = np.repeat(distances[:, None] < 16, LENGTH, axis=1)
+    row = Answers().make_row(LENGTH, "items", items, "ok", (np.zeros_like(best, float), best))
+    counts = collections.Counter(5 * [int(distance).bit_length() for distance in distances])
+    assert row["distance_edges"] == [0, 1, 2, 4, 8, 16, 32, 64, 128][: len(row["distance_edges"])]
+    assert row["distance_targets"] == [counts[n] for n in range(len(row["distance_targets"]))]
+    shares = [1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0]
+    assert row["distance_accuracy"] == [share if counts[n] else None for n, share in enumerate(shares)]
+    parity = rows_of(TASKS["parity"]())
+    assert (
+        Answers().make_row(LENGTH, "items", parity, "ok", (np.zeros_like(best, float), best))["distance_edges"] is None
+    )
