@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from posx.contract.fields import at_least, field_problems
 
-#: The protocols that () stands for, by the kind of targets that a run predicts. These are the next tokens of a text, the
-#: answers of a task, or the hidden tokens of a text.
+#: The protocols that () stands for, by the kind of targets that a run predicts. These are the next tokens of a text,
+#: the answers of a task, or the hidden tokens of a text.
 USUAL = {
     "text": ("nonoverlapping", "per_position"), "task": ("answers",), "hidden tokens": ("pseudo_perplexity",),
 }  # fmt: skip

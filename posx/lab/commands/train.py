@@ -100,7 +100,4 @@ def _summary(run: RunConfig, rows: list[dict[str, Any]], workdir: str) -> str:
     where = shlex.quote(workdir)
     step = rows[0]["step"] if rows else run.train.steps
     written = f", or posx generate --workdir {where} --prompt 'some words'" if run.train.objective != "masked" else ""
-    return (
-        f"done: {', '.join([f'{workdir} at step {step}', *results])}\n"
-        f"next: posx plot --workdir {where}{written}"
-    )
+    return f"done: {', '.join([f'{workdir} at step {step}', *results])}\nnext: posx plot --workdir {where}{written}"

@@ -196,7 +196,8 @@ def flops_per_token(model: Model, length: int) -> float:
     """Count the floating-point operations per token of one training step.
 
     These are 6 per matmul weight, and 6 m L per layer for attention, which counts the causal half of the square.
-    Without a mask they are twice as many. Recomputation does not count. Nor does the encoding, whose cost shows as a lower MFU.
+    Without a mask they are twice as many. Recomputation does not count. Nor does the encoding, whose cost shows as a
+    lower MFU.
     Source: PaLM (arXiv 2204.02311) appendix B, halved for causality.
     """
     config, dims = model.config, model.dims
