@@ -192,13 +192,14 @@ def describe(run: RunConfig, mesh: str = "") -> str:
 
     model, cost, on_mesh = _expected_model(run), expected_cost(run), ""
     most = "at most " if run.train.stop_check_steps else ""
+    masked = ", 15 % of them masked" if run.train.objective == "masked" else ""
     if mesh:
         data, heads = parse_mesh(mesh)
         check_mesh(data, heads, run.train.batch_size // run.train.accumulation, model.config.kv_heads)
         on_mesh = f"\n{mesh}: {share(run, model, data, heads)}"
     return (
         f"{', '.join(map(repr, model.distinct))}, {cost.num_params:,} parameters, {most}{cost.tokens:,} tokens in "
-        f"{run.train.steps} steps of {run.train.batch_size} x {run.train.length}, {cost.flops:.2g} FLOP, "
+        f"{run.train.steps} steps of {run.train.batch_size} x {run.train.length}{masked}, {cost.flops:.2g} FLOP, "
         f"{size(cost.memory)}, data {run.data.source!r}, evaluated at {run.eval.lengths}{on_mesh}"
     )
 
