@@ -737,3 +737,17 @@ def test_masked_runs_share_no_figure_with_runs_of_next_tokens(tmp_path: pathlib.
     first, second = plots.table(read_results(tmp_path)).split("\n\n| encoding")[1:]
     assert "| perplexity at L = 64 |" in first and "| pseudo-perplexity at L = 64 |" in second
     assert "bits per byte" not in second
+
+
+@pytest.mark.parametrize(
+    ("protocol", "settings"),
+    [("pseudo_perplexity", {"train__objective": "masked"}), ("answers", {"data__source": "task:parity"})],
+)
+def test_runs_that_ended_with_nan_are_rows_of_their_own_protocol(
+    tmp_path: pathlib.Path, draw: Draw, protocol: str, settings: dict[str, Any]
+) -> None:
+    start(tmp_path / "bad", config(**settings))
+    (tmp_path / "bad" / "metrics.jsonl").write_text(logged(5.5, math.nan))
+    stored = read_results(tmp_path)
+    assert list(stored.protocol) == [protocol] and list(stored.status) == ["diverged"]
+    assert "training" in {name.partition("-")[0] for name in draw(tmp_path)}
