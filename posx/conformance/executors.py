@@ -164,22 +164,33 @@ def check_packing(subject: CheckSubject, findings: Findings) -> None:
 
 
 def check_reference(subject: CheckSubject, findings: Findings) -> None:
-    """Compare the dense executor in float64 with the reference that the caller gives, sequence by sequence."""
+    """Compare the dense executor in float64 with the reference that the caller gives, sequence by sequence.
+
+    If the encoding is defined for keys after the query, one sequence is compared without a mask too.
+    """
     if subject.reference is None:
         return findings.nothing("no reference is given")
-    floats, outputs = subject.floats, subject.outputs(subject.slots)
-    for row in range(ROWS):
-        pos, idx, segment = (a[row] for a in subject.slots)
-        i, j = idx[:, None], idx[None, :]
-        visible = (i >= 0) & (j >= 0) & (j <= i) & (segment[:, None] == segment[None, :])
-        given = tuple(a[row] for a in floats[2:])
+    floats = subject.floats
 
-        def project(x: np.ndarray, given: tuple[np.ndarray, ...] = given) -> tuple[np.ndarray, ...]:
-            return tuple(a + np.einsum("tm,mhd->thd", x, subject.weights[n]) for n, a in zip("qkv", given, strict=True))
+    def compare(name: str, slots: Slots, rows: range) -> None:
+        outputs = subject.outputs(slots)
+        for row in rows:
+            pos, idx, segment = (a[row] for a in slots)
+            i, j = idx[:, None], idx[None, :]
+            visible = (i >= 0) & (j >= 0) & (j <= i) & (segment[:, None] == segment[None, :])
+            given = tuple(a[row] for a in floats[2:])
 
-        x = np.zeros((LENGTH, subject.dims.model_dim)) if floats.x is None else floats.x[row]
-        wanted = subject.reference(floats.params, x, project, pos, visible)
-        findings.equal(f"row {row}: outputs", outputs[row], wanted, subject.exact)
+            def project(x: np.ndarray, given: tuple[np.ndarray, ...] = given) -> tuple[np.ndarray, ...]:
+                weights = (subject.weights[n] for n in "qkv")
+                return tuple(a + np.einsum("tm,mhd->thd", x, w) for w, a in zip(weights, given, strict=True))
+
+            x = np.zeros((LENGTH, subject.dims.model_dim)) if floats.x is None else floats.x[row]
+            wanted = subject.reference(floats.params, x, project, pos, visible)
+            findings.equal(f"{name}row {row}: outputs", outputs[row], wanted, subject.exact)
+
+    compare("", subject.slots, range(ROWS))
+    if not subject.encoding.causal_only:
+        compare("no mask: ", one_document(idx=0 * ORDER), range(1))
 
 
 def check_decode(subject: CheckSubject, findings: Findings) -> None:

@@ -32,7 +32,8 @@ class Deberta(Encoding):
     W_k and W_q.
     Bucket borders are exact here. The first release has the same ones, in float64. Later releases and HF take
     logarithms in float32, which puts a distance of some sizes one bucket lower: 3396 of B = 1024, max_distance = 4096.
-    HF does not clip distances first: there keys at `max_distance` or more ahead read row 0.
+    Distances are clipped to max_distance - 1 before they are mapped, as in the release: keys further ahead read row 1.
+    HF does not clip, and they read row 0 there.
     Sensitive: to the rate (30 times a model's 4e-3 is worse by 0.16 nats a byte at L) and, beyond L, to k. With k = L,
     all distances from k on read one row. Training reads it once a window (c2p), or never in causal models (p2c). With
     k = L/4 no row is untrained: it is as good at L and flat to 32 L, while k = L rises (small study).

@@ -15,7 +15,8 @@ from posx.encodings.learned import BEYOND, PositionTable
 class Tupe(PositionTable):
     """s_ij = (q_i . k_j + (p_i U_Q) . (p_j U_K)) / sqrt(2d), p = LayerNorm(table[pos]), projections split over heads.
 
-    Appended channels of queries and keys form the second product. This is TUPE-A; TUPE-R is Chain((Tupe(), T5())).
+    Appended channels of queries and keys form the second product. This is TUPE-A. TUPE-R is tupe+t5(bidirectional=true)
+    in an encoder, as published, and tupe+t5 under causal masks.
     table [num_positions, m] (default L rows), U_Q [m, h, d] and U_K [m, g, d] are N(0, 0.02) and shared by all layers.
     `beyond` as in Learned. For positions in `untied` (the paper's [CLS]) a learned theta [2, h] replaces the second
     product and its scale. It is theta_0 if the query is untied, else theta_1 if the key is. With 1_p = 1 if p is
@@ -26,8 +27,8 @@ class Tupe(PositionTable):
 
     Reference: Ke, He and Liu 2021, arXiv 2006.15595, equations 7, 8 and 10.
     Differs: heads that share W_K share U_K; the paper has as many key as query heads. The released code gives U_Q and
-    U_K a bias vector and takes theta from two spare rows of the table. Its TUPE-R reads T5's buckets on both sides of
-    the query, and gives pairs that hold [CLS] two buckets of their own, which t5 lacks.
+    U_K a bias vector and takes theta from two spare rows of the table. Its TUPE-R gives pairs that hold [CLS] two
+    buckets of their own, which t5 lacks.
     Sensitive: at a rate of 0.08 or more (10 times 8e-3, 30 times 4e-3) it no longer learns. Below that, 1 to 10 times
     the model's rate differ by less than 0.01 nats a byte at L.
     """

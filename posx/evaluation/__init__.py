@@ -95,6 +95,8 @@ def evaluate(
     for what, values in (("lengths", lengths), ("protocol", protocols)):
         if twice := [one for n, one in enumerate(values) if one in values[:n]]:
             raise ConfigError(f"{what} names {twice[0]} twice. Name each once.")
+    if other := next((one for one in protocols if one.measures == "hidden tokens"), None):
+        raise ConfigError(f"protocol={other.name} measures runs of train.objective=masked: see `posx evaluate`.")
     tokens = np.asarray(token_ids(stream, "[n + 1]", name="stream"))
     sizes = None if token_bytes is None else _sizes(token_bytes, separators, len(tokens))
     separators = None if separators is None else _separators(separators, tokens, sizes)

@@ -36,7 +36,7 @@ class Answers(Protocol):
     """
 
     name, letter, title = "answers", "P5", "answers of a task"
-    measures_tasks = True
+    measures = "task"
     reads = ("num_items", "attention_items")
     num_targets: int = 2000
 

@@ -28,14 +28,24 @@ class Protocol(abc.ABC):
     name: ClassVar[str]
     letter: ClassVar[str]
     title: ClassVar[str]
-    #: Whether it measures the items of a task, and no text.
-    measures_tasks: ClassVar[bool] = False
+    #: The kind of its targets, a key of `posx.evaluation.settings.USUAL`.
+    measures: ClassVar[str] = "text"
+    #: The name of exp(nll) in tables and figures.
+    quantity: ClassVar[str] = "perplexity"
+    #: So many tokens (first) of so many (second) of the text are targets.
+    share: ClassVar[tuple[int, int]] = (1, 1)
     #: The settings of `EvalConfig` that `from_run` reads, beside the lengths.
     reads: ClassVar[tuple[str, ...]] = ("num_targets",)
     #: All targets of a longest window are one place of the text, so few targets lie in few documents.
     has_whole_windows: ClassVar[bool] = False
     #: The number of targets to score, 0 for the whole stream: a field of every protocol.
     num_targets: int
+
+    @property
+    def text_tokens(self) -> int:
+        """The tokens of text that hold the targets, 0 for the whole stream."""
+        targets, tokens = self.share
+        return self.num_targets // targets * tokens
 
     @classmethod
     @abc.abstractmethod
@@ -97,10 +107,11 @@ class Protocol(abc.ABC):
     def measure(self, model: Measured, lengths: Sequence[int]) -> Iterator[Row]:
         """Yield a row for each length that is `required_lengths`."""
         targets = self.targets(model.stream, lengths, model.documents)
+        hidden = targets.hidden_places(len(model.stream))
         for length in lengths:
             stride = self.window_stride(length, lengths)
             windows = self.windows(targets, length, stride)
-            scored = model.score_windows(windows, length, self.begins(targets, windows))
+            scored = model.score_windows(windows, length, self.begins(targets, windows), hidden)
             yield self.row(model, length, stride, targets, scored)
 
     def row(self, model: Measured, length: int, stride: int, targets: Targets, scored: Scored) -> Row:

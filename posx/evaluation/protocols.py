@@ -15,6 +15,7 @@ import numpy as np
 from posx.errors import ConfigError, nearest
 from posx.evaluation.answers import Answers
 from posx.evaluation.base import Protocol, Row
+from posx.evaluation.masked import PseudoPerplexity
 from posx.evaluation.published import HfStrided, LmEvalRolling
 from posx.evaluation.scoring import Measured, Scored, Targets, place
 from posx.evaluation.settings import EvalConfig
@@ -192,8 +193,11 @@ class Sliding(Protocol):
 
 #: Protocols by their names in rows and settings.
 PROTOCOLS: dict[str, type[Protocol]] = {
-    cls.name: cls for cls in (Nonoverlapping, Sliding, PerPosition, LmEvalRolling, HfStrided, BeginEveryWindow, Answers)
-}
+    cls.name: cls
+    for cls in (
+        Nonoverlapping, Sliding, PerPosition, LmEvalRolling, HfStrided, BeginEveryWindow, Answers, PseudoPerplexity
+    )
+}  # fmt: skip
 
 
 def protocol_class(name: str) -> type[Protocol]:

@@ -7,6 +7,7 @@ its token n + 1. Token 0 is context only.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from posx.evaluation.ids import host
 from posx.evaluation.statistics import BLOCK_LEN
 from posx.notices import say
 
-LogProbs = Callable[[Any], Any]
+LogProbs = Callable[..., Any]
 
 #: The number of stretches, larger if there are more documents, smaller if windows are long.
 STRETCHES = 32
@@ -47,6 +48,7 @@ class Targets:
       starts: [k], the place of each stretch in the stream.
       sizes: [k], in targets.
       tokens: [count], the targets themselves.
+      hidden: which tokens of the stretches are targets, bool [sum of sizes]; None for all of them.
       num_documents: the documents that the stretches touch, None if they are not known.
       digest: a name of the targets: of their places, their tokens, and the rule of their weights if these are not all
         equal.
@@ -57,6 +59,7 @@ class Targets:
     tokens: np.ndarray
     num_documents: int | None
     digest: str
+    hidden: np.ndarray | None = None
 
     @property
     def count(self) -> int:
@@ -64,7 +67,18 @@ class Targets:
 
     def select(self, values: np.ndarray) -> np.ndarray:
         """Return the entries of the targets [count], of values [n + 1] by place in the stream."""
-        return _select(values, self.starts, self.sizes)
+        values = _select(values, self.starts, self.sizes)
+        return values if self.hidden is None else values[self.hidden]
+
+    def hidden_places(self, size: int) -> np.ndarray | None:
+        """Return which tokens of a stream [n + 1] of `size` tokens a model must not read; None if it reads all."""
+        if self.hidden is None:
+            return None
+        places = np.zeros(size, bool)
+        each = np.split(self.hidden, np.cumsum(self.sizes)[:-1])
+        for start, hidden in zip(self.starts, each, strict=True):
+            places[1 + start : 1 + start + len(hidden)] = hidden
+        return places
 
     def windows(self, length: int, stride: int) -> np.ndarray:
         """List the windows [n, 3] of `length` tokens that end every `stride` targets of a stretch.
@@ -213,7 +227,8 @@ class Measured:
     """A model as a function, the stream that it is scored on, and the passes that protocols share.
 
     Attributes:
-      log_probs: the model, see `posx.evaluate`.
+      log_probs: the model, see `posx.evaluate`. A model of hidden tokens is given bool [b, t] as `hidden` too. It
+        returns the log-probabilities of these tokens, in the columns of next tokens.
       stream: [n + 1] tokens, the first of which is context only.
       token_bytes: [n + 1] bytes of the text behind each token, or None.
       separators: ids that are no text, or None.
@@ -235,18 +250,21 @@ class Measured:
     passes: dict[tuple[int, str], Scored] = dataclasses.field(default_factory=dict)
     said: list[str] = dataclasses.field(default_factory=list)
 
-    def score_windows(self, windows: np.ndarray, length: int, begins: np.ndarray | None = None) -> Scored:
+    def score_windows(
+        self, windows: np.ndarray, length: int, begins: np.ndarray | None = None, hidden: np.ndarray | None = None
+    ) -> Scored:
         """Score `windows` [n, 3] of `length` tokens, if that is not done yet.
 
-        The first token of a window whose entry of `begins` [n] is true is replaced by token 0 of the stream.
+        The first token of a window whose entry of `begins` [n] is true is replaced by token 0 of the stream. If some
+        places of the stream [n + 1] are `hidden`, these alone are scored.
         """
         begins = np.zeros(len(windows), bool) if begins is None else begins
-        key = length, digest_arrays(windows, begins)
+        key = length, digest_arrays(windows, begins, *([] if hidden is None else [hidden]))
         if key not in self.passes:
-            self.passes[key] = self._score(windows, length, begins)
+            self.passes[key] = self._score(windows, length, begins, hidden)
         return self.passes[key]
 
-    def _score(self, windows: np.ndarray, length: int, begins: np.ndarray) -> Scored:
+    def _score(self, windows: np.ndarray, length: int, begins: np.ndarray, hidden: np.ndarray | None) -> Scored:
         """Score the windows in order. The batch is halved as long as memory runs out."""
         batch_size, batches = max(1, self.batch_tokens // length), list[np.ndarray]()
         while not batches:
@@ -254,7 +272,7 @@ class Measured:
                 self.on_windows(length, 0, len(windows))
                 for n in range(0, len(windows), batch_size):
                     some = slice(n, n + batch_size)
-                    batches.append(self._batch_nll(windows[some], length, begins[some], batch_size))
+                    batches.append(self._batch_nll(windows[some], length, begins[some], hidden, batch_size))
                     self.on_windows(length, min(n + batch_size, len(windows)), len(windows))
             except UndefinedLength:
                 return Scored("undefined", windows)
@@ -267,18 +285,23 @@ class Measured:
         nll = np.concatenate(batches)
         return Scored("ok" if np.isfinite(nll).all() else "nonfinite", windows, nll)
 
-    def _batch_nll(self, windows: np.ndarray, length: int, begins: np.ndarray, batch_size: int) -> np.ndarray:
+    def _batch_nll(
+        self, windows: np.ndarray, length: int, begins: np.ndarray, hidden: np.ndarray | None, batch_size: int
+    ) -> np.ndarray:
         # Short batches and ragged windows are padded, so that one compiled shape serves all. The padding lies after
         # every scored target of a causal model and is not counted.
         starts = np.concatenate([windows[:, 0], np.zeros(batch_size - len(windows), windows.dtype)])
         places = np.minimum(starts[:, None] + np.arange(length + 1), len(self.stream) - 1)
         tokens = self.stream[places].astype(np.int32)
         tokens[: len(windows), 0][begins] = self.stream[0]
-        result = call_log_probs(self.log_probs, tokens)
+        model = self.log_probs if hidden is None else functools.partial(self.log_probs, hidden=hidden[places])
+        result = call_log_probs(model, tokens)
         if len(result.shape) == 3:
             result = _next_entries(result, tokens[:, 1:])
         column = np.arange(length)
         scored = (column >= windows[:, 1:2]) & (column < windows[:, 2:3])
+        if hidden is not None:
+            scored &= hidden[places[: len(windows), 1:]]
         log_probs = host(result[: len(windows), :length]).astype(np.float32)[scored]
         refuse_logits(log_probs)
         if not self.said and (precision := _half_precision(getattr(result, "dtype", ""), log_probs)):

@@ -7,6 +7,12 @@ from typing import Annotated, Literal
 
 from posx.contract.fields import at_least, field_problems
 
+#: The protocols that () stands for, by the kind of targets that a run predicts. These are the next tokens of a text,
+#: the answers of a task, or the hidden tokens of a text.
+USUAL = {
+    "text": ("nonoverlapping", "per_position"), "task": ("answers",), "hidden tokens": ("pseudo_perplexity",),
+}  # fmt: skip
+
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
@@ -17,8 +23,8 @@ class EvalConfig:
 
     Attributes:
       lengths: window lengths. The training length L is always added, to compare the others with.
-      protocols: names or letters of protocols. () stands for `answers` if the run has a task, else for `nonoverlapping`
-        and `per_position`.
+      protocols: names or letters of protocols. () stands for `answers` if the run has a task, for `pseudo_perplexity`
+        if it predicts masked tokens, else for `nonoverlapping` and `per_position`.
       num_targets: scored tokens; 0 scores the whole validation stream.
       sliding_targets: the same for `sliding`.
       sliding_lengths: window lengths of `sliding`, to which L is added too. () stands for L, 2L, 4L, 8L and 16L, as far
@@ -43,10 +49,9 @@ class EvalConfig:
     executor: Literal["auto", "dense", "blockwise", "kernel", "fused"] = "auto"
     precision: Literal["default", "highest"] = "highest"
 
-    def resolve(self, is_task: bool) -> EvalConfig:
-        """Return the same with its protocols named."""
-        usual = ("answers",) if is_task else ("nonoverlapping", "per_position")
-        return dataclasses.replace(self, protocols=self.protocols or usual)
+    def resolve(self, measures: str) -> EvalConfig:
+        """Return the same with its protocols named. measures: a key of `USUAL`."""
+        return dataclasses.replace(self, protocols=self.protocols or USUAL[measures])
 
     def problems(self) -> list[str]:
         """Return the problems of these fields, one line each. Each protocol knows its own."""

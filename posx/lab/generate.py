@@ -191,6 +191,7 @@ def _key(seed: int | Sequence[int], count: int) -> jax.Array:
 
 def _fit_model(model: Model, prompts: list[np.ndarray], num_tokens: int, chunk: int) -> Model:
     """Return the model set for the length of these texts. Raises ConfigError as `generate` does."""
+    model.config.require_causal("generating text")
     longest = max((len(prompt) for prompt in prompts), default=0)
     if min((len(prompt) for prompt in prompts), default=0) < 1 or min(num_tokens, chunk) < 1:
         raise ConfigError(

@@ -89,6 +89,7 @@ class Harness:
     ) -> None:
         super().__init__()
         apply, self.params, self._tokenizer = load(run)
+        apply.model.config.require_causal("lm-evaluation-harness")
         self.max_length = max_length or apply.model.dims.train_len
         if self.max_length < 2 or not is_defined(apply.model, self.max_length):
             raise ConfigError(f"max_length={self.max_length}: the model is not defined for such windows. Lower it.")

@@ -279,16 +279,18 @@ class Model:
 
     def log_probs(
         self, params: dict[str, Any], tokens: jax.Array, pos: Any, dropout_rng: jax.Array | None, executor: str,
-        score: Callable[[jax.Array, jax.Array], Any] = cross_entropy.log_probs,
+        score: Callable[[jax.Array, jax.Array], Any] = cross_entropy.log_probs, targets: jax.Array | None = None,
     ) -> Any:  # fmt: skip
         """Return log-probabilities [b, t] (nats, float32) of the next tokens in [b, t + 1]; positions [t] or [b, t].
 
-        Another `score` of logits and targets is returned instead, such as `cross_entropy.score_answers`.
+        If `targets` [b, t] are given, tokens are [b, t] and the targets are scored at their places. Another `score` of
+        logits and targets is returned instead, such as `cross_entropy.score_answers`.
         """
-        tokens = token_ids(tokens, "[b, t + 1]", vocab_size=self.vocab_size)
+        tokens = token_ids(tokens, "[b, t]" if targets is not None else "[b, t + 1]", vocab_size=self.vocab_size)
+        inputs, targets = (tokens[:, :-1], tokens[:, 1:]) if targets is None else (tokens, targets)
         decoder = self._decoder(params)
-        hidden, _ = decoder(tokens[:, :-1], ForwardPass(Slots(pos), None, executor), dropout_rng)
-        return cross_entropy.token_scores(decoder.logits, hidden, tokens[:, 1:], self.vocab_size, score)
+        hidden, _ = decoder(inputs, ForwardPass(Slots(pos), None, executor), dropout_rng)
+        return cross_entropy.token_scores(decoder.logits, hidden, targets, self.vocab_size, score)
 
     def read_attention(
         self, params: dict[str, Any], tokens: jax.Array, pos: Any, read: Callable[[jax.Array, jax.Array], Any]
@@ -323,7 +325,11 @@ class Model:
         return cache.or_nan(decoder.logits(hidden)), cache._replace(layers=layers)
 
     def empty_cache(self, batch_size: int, capacity: int) -> Cache:
-        """Return an empty cache of `capacity` slots; features have the shapes that each encoding gives them."""
+        """Return an empty cache of `capacity` slots; features have the shapes that each encoding gives them.
+
+        Raises ConfigError for a model of masked tokens.
+        """
+        self.config.require_causal("a cache")
         sizes = self.dims, self.config.dtype, (batch_size, capacity)
         layers = (empty_layer(encoding, *sizes) for encoding in self.encodings)
         pos = np.zeros((batch_size, capacity), np.int32)

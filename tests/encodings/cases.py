@@ -36,6 +36,7 @@ SPECS: dict[str, Any] = {
     "tupe": "tupe",
     "tupe-untied": {"name": "tupe", "untied": (0, 3), "num_positions": 20, "beyond": "interpolate"},
     "tupe-r": ["tupe", {"name": "t5", "num_buckets": 8, "max_distance": 20}],
+    "tupe-r-bidirectional": ["tupe", {"name": "t5", "bidirectional": True, "num_buckets": 8, "max_distance": 12}],
     "deberta": {"name": "deberta", "max_distance": 7},
     "deberta-release": {"name": "deberta", "max_distance": 7, "release_index": True},
     "deberta-log": {"name": "deberta", "log_buckets": 6, "max_distance": 24},

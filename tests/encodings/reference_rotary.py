@@ -22,7 +22,7 @@ def with_offset(encoding, name, other, x, project, pos, visible):
     q, k, v = project(x)
     moved = k.copy()
     for t, row in enumerate(visible):
-        before = np.flatnonzero(row)[:-1]
+        before = np.flatnonzero(row[:t])
         for c in range(k.shape[-1]):
             if c >= k.shape[-1] * (1 - encoding.share):
                 moved[t, :, c] = k[before[-1], :, c] if len(before) else 0.0
@@ -42,7 +42,7 @@ def with_canon(params, name, other, projected, pos, visible):
     """What `other` gives for vectors with those of earlier tokens of the document added, each times its numbers."""
     mixed = [
         np.stack([
-            vectors[t] + sum(a * vectors[s] for a, s in zip(params[hook], np.flatnonzero(row)[::-1]))  # noqa: B905
+            vectors[t] + sum(a * vectors[s] for a, s in zip(params[hook], np.flatnonzero(row[: t + 1])[::-1]))  # noqa: B905
             for t, row in enumerate(visible)
         ])
         for hook, vectors in zip(("query", "key", "value"), projected, strict=True)
@@ -77,14 +77,15 @@ def along(steps, base, q, k, v, visible, values=False):
     group, width = q.shape[1] // k.shape[1], q.shape[-1]
 
     def turn(i, j, h, c):
-        between = [t for t in np.flatnonzero(visible[i]) if t > j]
-        return sum(steps[t, h // group, c] for t in between) * base ** (-2 * c / width)
+        between = [t for t in np.flatnonzero(visible[i]) if min(i, j) < t <= max(i, j)]
+        way = sum(steps[t, h // group, c] for t in between) * base ** (-2 * c / width)
+        return way if j < i else -way
 
     return rotated(turn, q, k, v, visible, values)
 
 
 def selective_rope(encoding, params, x, project, pos, visible):
-    phi = np.array([selected(encoding, params, x, row) for row in visible])
+    phi = np.array([selected(encoding, params, x, row[: t + 1]) for t, row in enumerate(visible)])
     return along(phi, encoding.base, *project(x), visible)
 
 

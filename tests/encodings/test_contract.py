@@ -27,7 +27,7 @@ OF_A_FORMULA = ("hooks", "value", "reference", "strips", "decode", "shift_invari
 GRADIENTS = ("learned-interpolate", "shaw-keys", "tupe-untied")
 #: One for each way into the formula: outside jit every operation is compiled by itself.
 EAGER = ("learned", "shaw", "rope+alibi", "t5")
-BIDIRECTIONAL = ("shaw", "deberta", "t5-bidirectional")
+BIDIRECTIONAL = ("shaw", "deberta", "t5-bidirectional", "tupe-r-bidirectional")
 
 
 def checks_of(case):
@@ -64,7 +64,11 @@ def test_posx_check_passes_what_is_registered_as_it_is(name):
 IN_FULL = ("dual_chunk", "canon", "path")
 
 
-@pytest.mark.parametrize("case", [case for case in (*STRUCTURAL, "xpos-interleaved") if case not in QUICK])
+#: Variants whose formula is checked by default: of the planes of a decay, and of both sides of the query.
+OF_SIDES = ("xpos-interleaved", "t5-bidirectional", "tupe-r-bidirectional", "deberta-log")
+
+
+@pytest.mark.parametrize("case", [case for case in (*STRUCTURAL, *OF_SIDES) if case not in QUICK])
 def test_every_formula_is_that_of_its_reference(case):
     keeps(case, ["hooks", "reference", *(("gradients", "decode") if case in IN_FULL else ())])
 

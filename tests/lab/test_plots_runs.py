@@ -721,3 +721,33 @@ def test_runs_of_other_position_learning_rates_are_no_seeds() -> None:
         *(f"t5, position_lr_multiplier={n}.0" for n in (1, 10)),
     ]
     assert sorted(groups.labels(found)) == names
+
+
+def test_masked_runs_share_no_figure_with_runs_of_next_tokens(tmp_path: pathlib.Path, draw: Draw) -> None:
+    for objective in ("next_token", "masked"):
+        own = {"protocol": "pseudo_perplexity", "bpb": None, "targets": "2c3d"} if objective == "masked" else {}
+        put(tmp_path, objective, measured(**own), config(train__objective=objective))
+        (tmp_path / objective / "metrics.jsonl").write_text(logged(5.5, 2.5))
+    drawn = draw(tmp_path)
+    for kind, name in (("extrapolation", "pseudo_perplexity"), ("ratio", "pseudo_perplexity"), ("training", "masked")):
+        for figure in (drawn[kind], drawn[f"{kind}-{name}"]):
+            assert len(entries(figure)) == 1
+    assert "Pseudo-perplexity at and beyond the training length" in words(drawn["extrapolation-pseudo_perplexity"])
+    assert drawn["training-masked"].axes[0].get_ylabel() == "training loss (nats per masked token)"
+    first, second = plots.table(read_results(tmp_path)).split("\n\n| encoding")[1:]
+    assert "| perplexity at L = 64 |" in first and "| pseudo-perplexity at L = 64 |" in second
+    assert "bits per byte" not in second
+
+
+@pytest.mark.parametrize(
+    ("protocol", "settings"),
+    [("pseudo_perplexity", {"train__objective": "masked"}), ("answers", {"data__source": "task:parity"})],
+)
+def test_runs_that_ended_with_nan_are_rows_of_their_own_protocol(
+    tmp_path: pathlib.Path, draw: Draw, protocol: str, settings: dict[str, Any]
+) -> None:
+    start(tmp_path / "bad", config(**settings))
+    (tmp_path / "bad" / "metrics.jsonl").write_text(logged(5.5, math.nan))
+    stored = read_results(tmp_path)
+    assert list(stored.protocol) == [protocol] and list(stored.status) == ["diverged"]
+    assert "training" in {name.partition("-")[0] for name in draw(tmp_path)}

@@ -58,7 +58,7 @@ MEASURING: Flags = {
     "protocol": (
         "",
         "nonoverlapping, sliding, per_position, lm_eval_rolling, hf_strided, begin_every_window (each window after the "
-        "begin token), answers (of a task), or several with commas",
+        "begin token), answers (of a task), pseudo_perplexity (of masked tokens), or several with commas",
     ),
     "stride": (int, "stride of overlapping windows in tokens; 0: L/4 for sliding, half of a window for hf_strided"),
     "num_targets": (int, "targets to score; 0: all; left out: as in the run's config"),

@@ -30,13 +30,14 @@ from posx.machine.guard import start_devices
 #: The flags that give sizes.
 _SIZES = ("model_dim", "num_heads", "num_layers", "train_len", "num_kv_heads")
 #: The columns of the catalogue after the name.
-_COLUMNS = ("acts on", "learned", "rate", "shift-invariant", "defined to", "kernels", "paper", "beyond L")
+_COLUMNS = ("acts on", "learned", "rate", "shift-invariant", "both sides", "defined to", "kernels", "paper", "beyond L")
 #: The least width of the wrapped last column in characters.
 _LAST = 40
 _LEGEND = (
     "L: the training length. learned: numbers once and in each layer, at these sizes (--model_dim and others).",
     "rate: learning rate of these numbers, in times that of the model.",
     "shift-invariant: adding one constant to all positions changes nothing.",
+    "both sides: keys after the query have terms too, so it can be trained with train.objective=masked.",
     "kernels: attention that can compute it. any: fused kernels of the device too; tiles: posx's own, in memory "
     "that grows linearly with length; whole rows: posx's own, each query with all of its keys at once.",
     "posx encodings NAME shows one.",
@@ -158,6 +159,7 @@ def column_texts(encoding: Encoding, dims: Dims) -> dict[str, str]:
         "learned": " + ".join(text for n, text in ((once, f"{once:,}"), (each, f"{each:,} a layer")) if n) or "nothing",
         "rate": "-" if rate is None else f"{rate:g} x" if isinstance(rate, float) else "by array",
         "shift-invariant": "yes" if encoding.shift_invariant else "no",
+        "both sides": "no" if encoding.causal_only else "yes",
         "defined to": "any position" if encoding.max_position is None else f"position {encoding.max_position:,}",
         "kernels": "whole rows" if whole else "any" if fused else "tiles",
         "beyond L": beyond or "not said",

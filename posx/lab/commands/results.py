@@ -104,6 +104,7 @@ def run_generate(values: dict[str, Any], _: None) -> None:
     """Print the prompt and its continuation. Raises ConfigError for wrong flags."""
     sampling = Sampling(values["temperature"], values["top_k"])
     folder = find_run(unpack(work_folder(values)))
+    folder.read_config().model.require_causal("posx generate")
     if values["num_tokens"] < 1:
         raise ConfigError(f"--num_tokens={values['num_tokens']} must be at least 1.")
     if not 0 <= values["seed"] < 2**32:

@@ -99,7 +99,5 @@ def _summary(run: RunConfig, rows: list[dict[str, Any]], workdir: str) -> str:
     results = [f"{result_text(by_length[length])} at {length} tokens" for length in lengths]
     where = shlex.quote(workdir)
     step = rows[0]["step"] if rows else run.train.steps
-    return (
-        f"done: {', '.join([f'{workdir} at step {step}', *results])}\n"
-        f"next: posx plot --workdir {where}, or posx generate --workdir {where} --prompt 'some words'"
-    )
+    written = f", or posx generate --workdir {where} --prompt 'some words'" if run.train.objective != "masked" else ""
+    return f"done: {', '.join([f'{workdir} at step {step}', *results])}\nnext: posx plot --workdir {where}{written}"

@@ -30,7 +30,7 @@ from posx.lab.config.sections import (
 )
 
 #: The version of `config.json`. A file of another version is an error.
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 #: How the digest of an imported model begins, in the place of that of a text.
 IMPORTED = "imported"
@@ -71,6 +71,11 @@ class RunConfig:
     @property
     def dims(self) -> Dims:
         return self.model.dims(self.train.length)
+
+    @property
+    def target_kind(self) -> str:
+        """The kind of targets that the run predicts, a key of `posx.evaluation.settings.USUAL`."""
+        return _target_kind(self.data, self.train)
 
     @property
     def encoding(self) -> str:
@@ -199,11 +204,15 @@ def run_config(config: Sections | ConfigDict | Mapping[str, Any]) -> RunConfig:
     sections = {name: getattr(asked, name) for name in SECTIONS}
     if problems := [problem for section in sections.values() for problem in section.problems()]:
         raise ConfigError(join_problems(problems))
-    model, train = asked.model.resolve(), asked.train
+    model, train = asked.model.resolve(asked.train.objective), asked.train
     layers, dims = model.encodings(asked.encoding, train.length), model.dims(train.length)
     rates = layer_rates(layers, dims, train.position_lr_multiplier)
-    sections |= {"model": model, "eval": sections["eval"].resolve(sections["data"].is_task)}
+    sections |= {"model": model, "eval": sections["eval"].resolve(_target_kind(asked.data, train))}
     return RunConfig(layers, rates=rates, code=code_of(layers), asked=asked, **sections)
+
+
+def _target_kind(data: DataConfig, train: TrainConfig) -> str:
+    return "task" if data.is_task else "hidden tokens" if train.objective == "masked" else "text"
 
 
 def _digest(settings: dict[str, Any]) -> str:

@@ -55,7 +55,8 @@ class ModelConfig:
       layer_policy: cycled over the layers. "encoding" stands for the run's encoding, other words are specs of their
         own: nope, rope(base=50)+alibi.
       mask_policy: cycled too: causal, window(size=512), or window(size=512, sinks=4), whose first 4 tokens of the text
-        stay visible.
+        stay visible. full, without a mask, is for `train.objective` masked. () stands for the one that fits the
+        objective.
     """
 
     # Beyond the bounds a model is a slip of the finger, and its description alone would take minutes.
@@ -79,7 +80,7 @@ class ModelConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     remat: Literal["none", "layer"] = "none"
     layer_policy: tuple[str, ...] = ("encoding",)
-    mask_policy: tuple[str, ...] = ("causal",)
+    mask_policy: tuple[str, ...] = ()
 
     def problems(self) -> list[str]:
         """Return the problems of these fields, one line each."""
@@ -95,9 +96,8 @@ class ModelConfig:
                 f"model.num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}. Choose a "
                 "divisor of it."
             )
-        for name, default in (("layer_policy", "encoding"), ("mask_policy", "causal")):
-            if not getattr(self, name):
-                problems.append(f"model.{name} is empty. The default is ({default!r},).")
+        if not self.layer_policy:
+            problems.append("model.layer_policy is empty. The default is ('encoding',).")
         for text in self.mask_policy:
             try:
                 parse_mask(text)
@@ -126,10 +126,11 @@ class ModelConfig:
     def hidden_dim(self) -> int:
         return self.mlp_dim or (8 * self.model_dim // 3 if self.gated else 4 * self.model_dim)
 
-    def resolve(self) -> ModelConfig:
-        """Return the same with every size set."""
+    def resolve(self, objective: str) -> ModelConfig:
+        """Return the same with every size set, and with the masks of the objective if none is named."""
         head_dim = self.head_dim or self.model_dim // self.num_heads
         masks = shortest_cycle(tuple(map(mask_text, self.masks)))
+        masks = ("full",) if objective == "masked" and not self.mask_policy else masks
         return dataclasses.replace(
             self, num_kv_heads=self.kv_heads, head_dim=head_dim, mlp_dim=self.hidden_dim, mask_policy=masks
         )
@@ -142,8 +143,16 @@ class ModelConfig:
     @property
     def masks(self) -> tuple[Mask, ...]:
         """The mask of each layer."""
-        cycle = tuple(map(parse_mask, self.mask_policy))
+        cycle = tuple(map(parse_mask, self.mask_policy or ("causal",)))
         return tuple(cycle[n % len(cycle)] for n in range(self.num_layers))
+
+    def require_causal(self, what: str) -> None:
+        """Raise ConfigError if the model predicts masked tokens from both sides, for which `what` has no meaning."""
+        if not all(mask.causal for mask in self.masks):
+            raise ConfigError(
+                f"{what} needs a model of next tokens, but this one was trained with train.objective=masked. Use posx "
+                "evaluate, or posx.load for its logits."
+            )
 
     def encodings(self, encoding: Spec, train_len: int) -> tuple[Encoding, ...]:
         """Return the resolved encoding of each layer. Raises ConfigError for sizes and specs that do not fit."""
@@ -172,7 +181,9 @@ class TrainConfig:
       length: L, tokens of a window.
       batch_size: windows of a step.
       steps: optimiser steps.
-      seed: of parameters, batches and dropout.
+      seed: of parameters, batches, hidden tokens and dropout.
+      objective: next_token predicts each token from those before it. masked hides 15 % of the tokens and predicts them
+        from both sides, see docs/guides/masked.md.
       learning_rate: after warm-up.
       final_learning_rate: at the last step.
       position_lr_multiplier: every parameter of an encoding learns at so many times the learning rate; 0 leaves it to
@@ -198,6 +209,7 @@ class TrainConfig:
     batch_size: Annotated[int, at_least(1)] = 64
     steps: Annotated[int, at_least(1)] = 1200
     seed: Annotated[int, at_least(0), below(2**32)] = 0
+    objective: Literal["next_token", "masked"] = "next_token"
     learning_rate: Annotated[float, above(0)] = 2e-3
     final_learning_rate: Annotated[float, at_least(0)] = 2e-4
     position_lr_multiplier: Annotated[float, at_least(0)] = 0.0

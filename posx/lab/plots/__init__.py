@@ -48,7 +48,7 @@ __getattr__ = module_getter(__name__)
 FORMS = ("markdown", *FORMATS)
 WHAT = ("all", *curves.DRAW, "training", "encodings")
 #: The ends of names that `_figures` gives, for present rows and for rows that are gone.
-_SUFFIX = rf"(-lengths)?(-L\d+)?(-({'|'.join(PROTOCOLS)}))?(-s\d+)?"
+_SUFFIX = rf"(-masked)?(-lengths)?(-L\d+)?(-({'|'.join(PROTOCOLS)}))?(-s\d+)?"
 
 
 def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
@@ -159,8 +159,10 @@ def _figures(folder: pathlib.Path, stored: pd.DataFrame, kinds: Iterable[str]) -
     for kind in kinds:
         if kind == "training":
             runs, losses = read_training(folder, stored)
-            if losses:
-                made[kind] = functools.partial(curves.training, runs, losses, diverged_runs(stored))
+            for objective, own in runs.groupby(curves.objectives(runs)) if losses else ():  # losses of other targets
+                drawn = {run: losses[run] for run in own.run}
+                name = kind + ("-masked" if objective == "masked" else "")
+                made[name] = functools.partial(curves.training, own, drawn, diverged_runs(stored))
             continue
         own = [panel for panel in split if curves.draws(kind, panel)]
         several = len({panel.train_len for panel in own}) > 1

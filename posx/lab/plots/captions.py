@@ -18,6 +18,12 @@ TITLES = {name: protocol.title for name, protocol in protocols.PROTOCOLS.items()
 _MOST_NAMES = 4
 
 
+def perplexity_name(protocol: str) -> str:
+    """Return the name of exp(nll) under a protocol: perplexity, or pseudo-perplexity."""
+    known = protocols.PROTOCOLS.get(protocol)
+    return known.quantity if known else "perplexity"
+
+
 def subtitle(panels: Sequence[Panel]) -> list[str]:
     """Return the subtitle: the protocol and the scored targets, then the training length, seeds and text."""
     rows, protocol = panel_rows(panels), panels[0].protocol
@@ -177,11 +183,17 @@ def _rescore_command(rows: pd.DataFrame) -> list[str]:
     if values.empty or not (rows.status == "apart").any():
         return []
     lengths = sorted({int(n) for name in ("eval_len", "anchor", "longest") for n in rows[name].dropna()})
-    most, strides = values.max_targets.iloc[0], set(values.stride.dropna()) - {values.eval_len.iloc[0]}
+    most, strides = _text_tokens(values.iloc[0]), set(values.stride.dropna()) - {values.eval_len.iloc[0]}
     words = f"--protocol {first.protocol} --lengths {','.join(map(str, lengths))}"
-    words += f" --num_targets {max(most, lengths[-1]) if pd.notna(most) and most else 0}"
+    words += f" --num_targets {max(most, lengths[-1]) if most else 0}"
     words += "".join(f" --stride {n}" for n in strides if values.stride.nunique() == 1)
     return [f"To compare all runs: posx evaluate --workdir {shlex.quote(first.workdir or 'FOLDER')} {words}"]
+
+
+def _text_tokens(row: pd.Series) -> int:
+    """Return the tokens of text that hold as many targets as were asked for; 0 for all."""
+    targets, tokens = protocols.PROTOCOLS[row.protocol].share if row.protocol in protocols.PROTOCOLS else (1, 1)
+    return 0 if pd.isna(row.max_targets) else int(row.max_targets) // targets * tokens
 
 
 def unfinished_lines(rows: pd.DataFrame) -> list[str]:

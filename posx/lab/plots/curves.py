@@ -180,13 +180,14 @@ def extrapolation(panel: Panel) -> Figure:
         look.train_line(ax, panel.train_len)
         look.length_axis(ax, lengths, panel.train_len)
         ax.set_xlabel("evaluation length (tokens)")
-    full.set_ylabel("perplexity per token (all, log scale)" if several else "perplexity per token (log scale)")
+    quantity = captions.perplexity_name(panel.protocol)
+    full.set_ylabel(f"{quantity} per token ({'all, ' if several else ''}log scale)")
     outside, values = list[str](), _extent(curves)
     top = look.log_axis(full, values)
     if not values:
-        _nothing(full, "no finite perplexity")
+        _nothing(full, f"no finite {quantity}")
     for close in closer:
-        close.set_ylabel("perplexity per token (near the best at L, linear)")
+        close.set_ylabel(f"{quantity} per token (near the best at L, linear)")
         outside = _close_view(close, curves, panel.train_len)
     for ax in (full, *closer) if values else ():
         _bits_axis(ax, panel)
@@ -194,7 +195,7 @@ def extrapolation(panel: Panel) -> Figure:
     same = "" if captions.mixture(panel.rows) else ", the same text for all curves"
     interval = f"95 % interval over text{' (left)' if several else ''}{same}"
     beyond = [f"Outside the right panel: {captions.join_names(outside)}"] if outside else []
-    title = "Perplexity at and beyond the training length"
+    title = f"{quantity.capitalize()} at and beyond the training length"
     _words(made, title, [panel], curves, interval, lanes, more=[*beyond, *_frame_notice(curves, top)])
     _legend(made, panel, curves, 0.80 + 0.045 if several else 0.83)
     return made
@@ -221,18 +222,19 @@ def ratio(panel: Panel) -> Figure:
     factors = sorted({point.x for curve in curves for point in curve.points}) or [1.0]
     look.length_axis(ax, factors, 1.0, "\N{MULTIPLICATION SIGN}")
     ax.set_xlabel(f"evaluation length / training length (L = {panel.train_len})")
-    ax.set_ylabel("perplexity relative to that at L")
+    quantity = captions.perplexity_name(panel.protocol)
+    ax.set_ylabel(f"{quantity} relative to that at L")
     values, top = _extent(curves), math.inf
     if values:
         ax.axhline(1.0, color="#888888", linewidth=1.0, dashes=(4, 3), zorder=1)
         top = look.log_axis(ax, [*values, 0.95, 1.1])
     else:
-        _nothing(ax, "no run has a finite perplexity at L")
+        _nothing(ax, f"no run has a finite {quantity} at L")
     lanes = _mark_failures(ax, curves)
     whole = points.perplexity_curves(panel)
     unbased = [one for one in whole if not any(point.x == panel.train_len and point.values for point in one.points)]
     lines = [f"{look.one_line(curve.label)}: no value at L, so no ratio" for curve in unbased[:6]]
-    title = "Perplexity relative to the training length, R_k = ppl(kL) / ppl(L)"
+    title = f"{quantity.capitalize()} relative to the training length, R_k = ppl(kL) / ppl(L)"
     interval, more = "95 % interval of the ratio over text", [*lines, *_frame_notice(curves, top)]
     _words(made, title, [panel], curves, interval, lanes, "k = ", more)
     _legend(made, panel, curves, 0.76)
@@ -320,11 +322,17 @@ def length_curves(panels: Sequence[Panel]) -> Figure:
     ends = {length: [f"{name.rpartition('.')[2]}={of[length]}" for name, of in by_length.items()] for length in looks}
     lines = ["\n  ".join([f"L = {length}", *ends[length]]) for length in looks]
     made.supxlabel("evaluation length (tokens)", size=10, y=0.12 / height, va="bottom")
-    made.supylabel("perplexity per token (log scale)", size=10, x=0.3 / width)
+    quantity = captions.perplexity_name(panels[0].protocol)
+    made.supylabel(f"{quantity} per token (log scale)", size=10, x=0.3 / width)
     look.legend(made, handles, lines, 1 - 1.1 / width, 1 - 0.3 / height)
-    title = "Perplexity across training lengths (each marked by its vertical line)"
+    title = f"{quantity.capitalize()} across training lengths (each marked by its vertical line)"
     _words(made, title, panels, curves, more=_frame_notice(curves, top))
     return made
+
+
+def objectives(runs: pd.DataFrame) -> pd.Series:
+    """Return the training objective of each run."""
+    return runs.settings.map(lambda settings: settings.get("train.objective", "next_token"))
 
 
 def training(runs: pd.DataFrame, losses: Mapping[str, points.Losses], missing: Mapping[str, str]) -> Figure:
@@ -355,13 +363,14 @@ def training(runs: pd.DataFrame, losses: Mapping[str, points.Losses], missing: M
             ax.add_line(_mark("diverged", step, min(loss, top), color=style["color"])).set_clip_on(False)
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     ax.set_xlabel("optimiser step")
-    ax.set_ylabel("training loss (nats per token)")
+    is_masked = (objectives(runs) == "masked").all()
+    ax.set_ylabel(f"training loss (nats per {'masked ' if is_masked else ''}token)")
     entries = sorted(seen.items(), key=lambda pair: pair[0])
     if any(not math.isfinite(own[-1][1]) for own in losses.values()):
         entries.append((FAILED["diverged"], _mark("diverged")))
     look.legend(made, [line for _, line in entries], [name for name, _ in entries], 0.775, 0.985)
     many = f"{len(runs)} run{'s' if len(runs) != 1 else ''}; longer logs are averaged over equal spans"
-    look.headings(made, "Training loss", [many])
+    look.headings(made, "Training loss of masked tokens" if is_masked else "Training loss", [many])
     missing = {path: why for path, why in missing.items() if path not in losses}
     lines = [
         *captions.shared_settings_line(curves),

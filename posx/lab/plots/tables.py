@@ -144,14 +144,14 @@ def _columns(panel: Panel) -> dict[str, dict[str, Point]]:
         shares = answer_curves(panel)
         kept = _choose_places(set(panel.rows.eval_len), panel.train_len)
         return {f"right at {length:.6g}": _find_point(shares, length) for length in kept}
-    absolute, train_len = perplexity_curves(panel), panel.train_len
+    absolute, train_len, quantity = perplexity_curves(panel), panel.train_len, captions.perplexity_name(panel.protocol)
     if not _has_train_len(panel):
         kept = _choose_places(set(panel.rows.eval_len), train_len)
-        return {f"perplexity at {length:.6g}": _find_point(absolute, length) for length in kept}
+        return {f"{quantity} at {length:.6g}": _find_point(absolute, length) for length in kept}
     ratios = ratio_curves(panel)
     factors = _choose_places({point.x for curve in ratios for point in curve.points if point.x != 1})
     return {
-        f"perplexity at L = {train_len}": _find_point(absolute, train_len),
+        f"{quantity} at L = {train_len}": _find_point(absolute, train_len),
         f"bits per byte at {train_len}": _find_point(bits_curves(panel), train_len),
         **{f"R_{factor:.6g}": _find_point(ratios, factor) for factor in factors},
     }

@@ -124,7 +124,8 @@ def _panel(panel: Panel, places: Mapping[str, int], drawn: Sequence[Curve]) -> d
     notes = captions.notes([panel], drawn) if panel.protocol != PER_POSITION else []
     warning = captions.mixture(panel.rows)
     return {
-        "title": f"L = {panel.train_len:,}, {rule}", "train_len": panel.train_len, "facts": captions.subtitle([panel]),
+        "title": f"L = {panel.train_len:,}, {rule}", "train_len": panel.train_len,
+        "quantity": captions.perplexity_name(panel.protocol), "facts": captions.subtitle([panel]),
         "notes": [*([warning] if warning else []), *notes],
         "curves": sorted(places[curve.runs.run.iloc[0]] for curve in panel.curves),
     }  # fmt: skip

@@ -1,6 +1,8 @@
 // The script of a report: it chooses among the numbers in the page, and draws them with Vega-Lite.
 
 const MEASURES = { ppl: "perplexity per token", bpb: "bits per byte", R_k: "R_k = PPL(kL) / PPL(L)" };
+const quantity = () => data.panels[Number($("panel").value)]?.quantity ?? "perplexity";
+const titleOf = (measure) => MEASURES[measure].replace("perplexity", quantity());
 const MOST_CURVES = 30; // that are drawn at first
 const MOST_ROWS = 500; // of the list of all rows
 const $ = (id) => document.getElementById(id);
@@ -74,7 +76,7 @@ function drawLengths() {
   const windows = windowsOf($("xscale").value, points.map((p) => p.x), panel.train_len, widthOf("lengths"));
   const xy = {
     x: { field: "x", type: "quantitative", title: "tokens in the window", ...windows },
-    y: { field: "mean", type: "quantitative", title: MEASURES[measure], ...scaleOf($("yscale").value, values) },
+    y: { field: "mean", type: "quantitative", title: titleOf(measure), ...scaleOf($("yscale").value, values) },
     ...scales(used),
   };
   const { strokeDash, ...solid } = xy;
@@ -98,7 +100,7 @@ function drawLengths() {
   const left = panel.curves.length - used.length;
   $("lengths-text").textContent = `${used.length} of ${panel.curves.length} curves` +
     (left ? "; tick more in the list above" : "") + `. Dashed: the training length, ${panel.train_len} tokens.`;
-  return draw("lengths", `${MEASURES[measure]} against tokens in the window`, layer, points);
+  return draw("lengths", `${titleOf(measure)} against tokens in the window`, layer, points);
 }
 
 function lines(id, description, values, x, y, used, kind = "linear") {
@@ -150,7 +152,7 @@ function drawCost() {
   const { strokeDash, ...solid } = scales(used);
   const encoding = {
     x: { field: "x", type: "quantitative", title: "seconds of training", ...scaleOf("linear", values.map((p) => p.x)) },
-    y: { field: "y", type: "quantitative", title: MEASURES[$("measure").value],
+    y: { field: "y", type: "quantitative", title: titleOf($("measure").value),
          ...scaleOf($("yscale").value, values.map((p) => p.y), 0.1) }, // room for a name over the highest mark
     tooltip: { field: "tip" }, ...solid };
   const name = { text: { field: "label" }, x: encoding.x, y: encoding.y, color: encoding.color };
@@ -196,7 +198,7 @@ function fillTable() {
   const body = own.map((line) => [data.curves[line.curve].label, line.seeds, line.ppl, line.bpb,
     ...kept.map((k) => line.ratios[k] ?? null), line.horizon]);
   body.sort((a, b) => (a[2]?.value ?? Infinity) - (b[2]?.value ?? Infinity));
-  table("table", ["encoding", "seeds", "perplexity at L", "bits per byte at L", ...kept.map((k) => `R_${k}`), "horizon / L"], body);
+  table("table", ["encoding", "seeds", `${quantity()} at L`, "bits per byte at L", ...kept.map((k) => `R_${k}`), "horizon / L"], body);
 }
 
 // Ratios with the decimals, 4 or more, at which no value that is not 1 is shown as 1: those of posx compare.

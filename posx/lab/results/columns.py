@@ -29,7 +29,9 @@ class Column(NamedTuple):
 RUN_COLUMNS = {
     "run": Column("text", "", "the path of the run below the folder that was read; each run has another"),
     "workdir": Column("text", "", "the folder that was read, as a command can name it"),
-    "method": Column("text", "", "the encodings of all layers, with masks and parent, as `rope, nope under full`"),
+    "method": Column(
+        "text", "", "the encodings of all layers, with windows and parent, as `rope under window(size=9)`"
+    ),
     "train_len": Column("int64", "tokens", "the training length"),
     "kind": Column("text", "", "all settings of training but the seed, as JSON; the seeds of one curve share it"),
     "around": Column("text", "", "all settings but encoding, data, seed and length, with `scored_step`, as JSON"),

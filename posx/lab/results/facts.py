@@ -48,7 +48,7 @@ def run_facts(row: Mapping[str, Any]) -> dict[str, Any]:
     settings |= {name: value for name, value in known.items() if value is not None}
     layers, masks = row.get("layers", []), trained.get("model.mask_policy", ["causal"])
     text = ", ".join(layers if len(set(layers)) > 1 else layers[:1] or [row["encoding"]])
-    text += f" under {', '.join(masks)}" if masks != ["causal"] else ""
+    text += f" under {', '.join(masks)}" if masks not in (["causal"], ["full"]) else ""
     text += f" from {trained['parent.encoding']}" if "parent.step" in trained else ""
     return settings_facts(settings) | {"method": text, "train_len": row["train_len"]}
 

@@ -22,7 +22,8 @@ from typing import Any
 
 import pandas as pd
 
-from posx.evaluation.protocols import Nonoverlapping, PerPosition
+from posx.evaluation.protocols import PerPosition
+from posx.evaluation.settings import USUAL
 from posx.lab.files import lines
 from posx.lab.files.rows import row_problem
 from posx.lab.results.columns import COLUMNS, RUN_COLUMNS, SCORES, make_table
@@ -119,7 +120,8 @@ def _nan_rows(folder: pathlib.Path, name: Callable[[pathlib.Path], str]) -> Iter
         step = run.nan_step()
         if step is not None and (facts := config_facts(run.path, name(run.path)))["train_len"]:
             lengths = dict.fromkeys(("eval_len", "stride", "anchor"), facts["train_len"])
-            yield facts | lengths | {"protocol": Nonoverlapping.name, "step": step, "status": "diverged"}
+            protocol, *_ = USUAL[run.read_config().target_kind]
+            yield facts | lengths | {"protocol": protocol, "step": step, "status": "diverged"}
 
 
 def missing_runs(folder: str | pathlib.Path, ended: bool = False) -> dict[str, str]:

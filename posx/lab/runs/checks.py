@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 import tempfile
@@ -9,12 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from posx.attention import kernel_refusal, refusal
-from posx.contract import abstract_params
+from posx.contract import Composite, Encoding, abstract_params, parts
 from posx.contract.shapes import tile_shapes
-from posx.encodings import spec_text
+from posx.encodings import encoding_name, spec_text
 from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError, join_problems
 from posx.evaluation import protocols
 from posx.lab.config import SECTIONS, EvalConfig, RunConfig
+from posx.lab.config.mask_texts import mask_text
 from posx.lab.data import Dataset, TaskDataset, TextDataset
 from posx.lab.data.corpus import absolute, is_path
 from posx.lab.progress import size
@@ -32,13 +34,58 @@ def check_run(run: RunConfig) -> RunConfig:
     `run_config` has checked each section. Data and evaluation are checked again, as `posx evaluate` replaces them.
     """
     problems = run.data.problems() + run.eval.problems() + protocols.problems(run.eval, run.train.length)
-    problems = problems or list(_task_problems(run))
+    problems = problems or list(_objective_problems(run)) or list(_protocol_problems(run))
     if problems := problems or list(_encoding_problems(run)):
         raise ConfigError(join_problems(problems))
     return dataclasses.replace(run, data=absolute(run.data))
 
 
-def _task_problems(run: RunConfig) -> Iterator[str]:
+def _objective_problems(run: RunConfig) -> Iterator[str]:
+    masks = dict.fromkeys(mask_text(mask) for mask in run.model.masks)
+    if run.train.objective == "next_token":
+        if "full" in masks:
+            yield (
+                "model.mask_policy=full shows each token the next one, which train.objective=next_token predicts. "
+                "Leave it out, or use --config.train.objective=masked."
+            )
+        return
+    if run.data.is_task:
+        yield f"train.objective=masked needs a text, but data.source={run.data.source} is a task. Name a text."
+    if list(masks) != ["full"]:
+        yield (
+            f"model.mask_policy={','.join(run.model.mask_policy)} hides later tokens, but train.objective=masked "
+            "predicts from both sides. Leave it out."
+        )
+    for part in dict.fromkeys(part for layer in run.layers for part in parts(layer) if part.causal_only):
+        if isinstance(part, Composite) and any(inner.causal_only for inner in part.named_parts().values()):
+            continue
+        name = encoding_name(part)
+        hint = f"Write {name}({field}=true)." if (field := _two_sided_field(part)) else "Choose another encoding."
+        yield (
+            f"train.objective=masked shows keys after the query, but {name} is for causal masks: it cannot tell later "
+            f"keys apart by distance, or favours distant ones. {hint}"
+        )
+
+
+def _two_sided_field(encoding: Encoding) -> str:
+    """Return the field that makes an encoding two-sided if it is true, "" if it has none."""
+    for field in dataclasses.fields(encoding):
+        if getattr(encoding, field.name) is False:
+            with contextlib.suppress(ConfigError):  # other fields may then need other values
+                if not dataclasses.replace(encoding, **{field.name: True}).causal_only:
+                    return field.name
+    return ""
+
+
+#: The targets of protocols, and the setting that gives a run such targets, in words.
+_MEASURED = {
+    "text": ("next tokens of a text", "data.source={data.source} is a text"),
+    "task": ("the answers of a task", "data.source={data.source} is a task"),
+    "hidden tokens": ("hidden tokens", "train.objective={train.objective} predicts hidden tokens"),
+}
+
+
+def _protocol_problems(run: RunConfig) -> Iterator[str]:
     if run.train.stop_check_steps and not run.data.is_task:
         yield (
             f"train.stop_check_steps={run.train.stop_check_steps} measures the answers of a task, but data.source="
@@ -49,11 +96,13 @@ def _task_problems(run: RunConfig) -> Iterator[str]:
             f"eval.attention_items={run.eval.attention_items} reads the attention weights of items of a task, but "
             f"data.source={run.data.source} is text. Leave it out."
         )
-    for cls in map(protocols.protocol_class, run.eval.protocols):
-        if cls.measures_tasks and not run.data.is_task:
-            yield f"eval.protocols={cls.name} measures a task, but data.source={run.data.source} is text. Leave it out."
-        if run.data.is_task and not cls.measures_tasks:
-            yield f"eval.protocols={cls.name} scores text, but data.source={run.data.source} is a task. Name answers."
+    classes = list(map(protocols.protocol_class, run.eval.protocols))
+    fits = [cls.name for cls in protocols.PROTOCOLS.values() if cls.measures == run.target_kind]
+    why = _MEASURED[run.target_kind][1].format(data=run.data, train=run.train)
+    for kind in dict.fromkeys(cls.measures for cls in classes if cls.measures != run.target_kind):
+        names = [cls.name for cls in classes if cls.measures == kind]
+        verb = "measure" if names[1:] else "measures"
+        yield f"eval.protocols={','.join(names)} {verb} {_MEASURED[kind][0]}, but {why}. Name {' or '.join(fits)}."
 
 
 def _encoding_problems(run: RunConfig) -> Iterator[str]:

@@ -43,15 +43,19 @@ SUMS = 6
 
 
 def make_run_model(run: RunConfig, vocab_size: int) -> Model:
-    """Return the model that a run trains, with a row for each id below `vocab_size`, or for more if its config says so.
+    """Return the model that a run trains, with a row for each id of its tokenizer, or for more if its config says so.
 
-    Raises ConfigError for fewer rows.
+    The masked objective adds a row for <mask>. Raises ConfigError for fewer rows.
     """
-    if run.model.vocab_size and run.model.vocab_size < vocab_size:
-        raise ConfigError(f"model.vocab_size={run.model.vocab_size} is less than the tokenizer's {vocab_size} ids.")
+    is_masked = run.train.objective == "masked"
+    if run.model.vocab_size and run.model.vocab_size < vocab_size + is_masked:
+        more = " and <mask>" if is_masked else ""
+        raise ConfigError(
+            f"model.vocab_size={run.model.vocab_size} is less than the tokenizer's {vocab_size} ids{more}."
+        )
     from posx.lab.model import Model  # and Flax, which settings are checked without
 
-    return Model(run.model, run.layers, run.model.vocab_size or vocab_size, run.dims)
+    return Model(run.model, run.layers, run.model.vocab_size or vocab_size + is_masked, run.dims)
 
 
 def notice_of_code(run: RunConfig, name: str) -> None:
@@ -101,6 +105,7 @@ def opening(run: RunConfig, layout: Layout) -> str:
     kinds = sorted({device.device_kind for device in jax.devices()[:number]} - {backend})
     words = [f"{layout} {backend} device{'s' * (number > 1)}", *(f"({kind})" for kind in kinds)]
     words += [f"of {jax.process_count()} processes"] * (jax.process_count() > 1)
+    words += ["for masked tokens"] * (run.train.objective == "masked")
     return f"{most}{count(model):,} parameters, {' and '.join(executors)} attention, {' '.join(words)}"
 
 
@@ -165,8 +170,8 @@ def row_flops(run: RunConfig) -> dict[tuple[str, int], float]:
     for protocol, lengths in run_protocols(run.eval, run.train.length):
         for length in protocol.required_lengths(lengths, functools.partial(is_defined, model)):
             stride = protocol.window_stride(length, lengths)
-            one = length, stride, protocol.num_targets
-            flops = (protocol.num_targets or WHOLE) / stride * length * flops_per_token(model, length) / 3
+            one = length, stride, protocol.text_tokens
+            flops = (protocol.text_tokens or WHOLE) / stride * length * flops_per_token(model, length) / 3
             costs[protocol.name, length] = flops if is_defined(model, length) and one not in passes else 0.0
             passes.add(one)
     return costs
@@ -187,13 +192,14 @@ def describe(run: RunConfig, mesh: str = "") -> str:
 
     model, cost, on_mesh = _expected_model(run), expected_cost(run), ""
     most = "at most " if run.train.stop_check_steps else ""
+    masked = ", 15 % of them masked" if run.train.objective == "masked" else ""
     if mesh:
         data, heads = parse_mesh(mesh)
         check_mesh(data, heads, run.train.batch_size // run.train.accumulation, model.config.kv_heads)
         on_mesh = f"\n{mesh}: {share(run, model, data, heads)}"
     return (
         f"{', '.join(map(repr, model.distinct))}, {cost.num_params:,} parameters, {most}{cost.tokens:,} tokens in "
-        f"{run.train.steps} steps of {run.train.batch_size} x {run.train.length}, {cost.flops:.2g} FLOP, "
+        f"{run.train.steps} steps of {run.train.batch_size} x {run.train.length}{masked}, {cost.flops:.2g} FLOP, "
         f"{size(cost.memory)}, data {run.data.source!r}, evaluated at {run.eval.lengths}{on_mesh}"
     )
 

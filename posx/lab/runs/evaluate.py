@@ -17,6 +17,7 @@ from posx.lab.config import EvalConfig, RunConfig
 from posx.lab.config.data import PLACES
 from posx.lab.config.sections import shortest_cycle
 from posx.lab.data import Dataset, TaskDataset, TextDataset, Tokenizer
+from posx.lab.data.masking import mask_id
 from posx.lab.files.checksums import with_checksum
 from posx.lab.files.rows import ROW_VERSION, result_text
 from posx.lab.machine import processes
@@ -28,7 +29,7 @@ from posx.lab.runs.cost import Pass, evaluation_speed, pass_cost
 from posx.lab.runs.describe import slower
 from posx.lab.runs.environment import measuring_facts
 from posx.lab.runs.folder import RunFolder
-from posx.lab.runs.scores import Way, model_scores
+from posx.lab.runs.scores import Way, hidden_scores, model_scores
 from posx.lab.runs.targets import Asked, EvaluationPlan, asked_rows, few_documents, run_stream
 from posx.lab.training.layout import Layout
 from posx.notices import say
@@ -74,6 +75,8 @@ def text_rows(
     rows = [with_checksum(one.stored | facts) for one in asked if one.stored]
     missing = [one for one in asked if not one.stored]
     log_probs = model_scores(model, params, Way(config.executor, config.precision), layout)
+    if run.train.objective == "masked":
+        log_probs = hidden_scores(log_probs, mask_id(dataset.tokenizer.vocab_size))
     work = _Work(model, config, slower(model) / evaluation_speed(run) if missing else 0.0)
     (stream, documents), token_bytes = run_stream(dataset), dataset.validation.token_bytes
     token_bytes = None if token_bytes is None else np.insert(token_bytes, 0, 0)

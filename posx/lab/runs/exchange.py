@@ -220,6 +220,7 @@ def transformers_config(run: RunConfig) -> dict[str, Any]:
     model, rope, mask = run.model, run.layers[0], run.model.masks[0]
     family, rule = find_family(model), getattr(rope, "frequencies", None)
     for problem, wrong in {
+        "it predicts masked tokens from both sides": not mask.causal,
         "the masks are neither causal nor one window without sinks": len({*model.masks}) > 1 or mask.sinks,
         f"{family_differences(model) or 'windows'} go with no family": not family,
         "layers have different encodings": len(set(run.layers)) > 1,

@@ -56,6 +56,9 @@ class Apply:
     def __call__(self, params: dict[str, Any], tokens: jax.Array, pos: Any = None) -> jax.Array:
         """Return logits [b, t, v], float32, of the tokens after tokens [b, t]. Positions are 0 .. t - 1 unless given.
 
+        A model that was trained with train.objective=masked returns those of the tokens at the same places. It reads
+        the id `tokenizer.vocab_size` as <mask>.
+
         Raises UndefinedLength if an encoding is not defined for t tokens.
         """
         tokens = token_ids(tokens, "[b, t]", vocab_size=self.model.vocab_size)

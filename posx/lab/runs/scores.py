@@ -40,8 +40,10 @@ def score_rows(model: Model, way: Way, num_devices: int, params: Any, tokens: ja
     """Return scores with the rows sharded over devices, or over the mesh that is set around the call."""
 
     def one(params: Any, tokens: jax.Array) -> Any:
+        inputs, targets = (tokens, None) if tokens.ndim == 2 else (tokens[:, 0], tokens[:, 1])
+        pos = sequential(_length(tokens))
         with product_precision(way.precision):
-            return model.log_probs(params, tokens, sequential(tokens.shape[1] - 1), None, way.executor, way.score)
+            return model.log_probs(params, inputs, pos, None, way.executor, way.score, targets)
 
     return map_devices(one, num_devices, PartitionSpec(DATA))(params, tokens)
 
@@ -49,6 +51,7 @@ def score_rows(model: Model, way: Way, num_devices: int, params: Any, tokens: ja
 def model_scores(model: Model, params: Any, way: Way = Way(), layout: Layout = Layout()) -> Callable[[np.ndarray], Any]:
     """Return the model as a function of tokens [b, t + 1] to scores [b, t], by default log-probabilities.
 
+    If tokens are inputs and targets, [b, 2, t], it scores the targets at the places of the inputs.
     Sharded parameters stay sharded, and every process that holds a shard must call the result. Windows are sharded over
     `DATA`. If they are fewer than devices, the tokens of each window are sharded instead. Raises UndefinedLength for
     windows that the model does not serve.
@@ -56,20 +59,40 @@ def model_scores(model: Model, params: Any, way: Way = Way(), layout: Layout = L
     on = functools.cache(functools.partial(replicate, params))
 
     def scores(tokens: np.ndarray) -> Any:
-        length = tokens.shape[1] - 1
+        length = _length(tokens)
         at_length = model.at_length(length)
         if not is_defined(model, length):
             raise UndefinedLength(f"defined up to position {at_length.max_position}, but {length} tokens are requested")
         if layout.is_global:
             return _score_together(at_length, way, layout, params, tokens)
-        devices = worthwhile_devices(tokens[:, 1:].size * flops_per_token(model, length) / 3)
+        devices = worthwhile_devices(len(tokens) * length * flops_per_token(model, length) / 3)
         if len(tokens) < devices:  # few windows, long ones: blocks of their queries are sharded
             with jax.set_mesh(mesh(devices)):
                 return jax.device_get(score_rows(at_length, way, 1, on(devices), replicate(tokens, devices)))
-        rows = shard_rows(np.pad(tokens, ((0, -len(tokens) % devices), (0, 0))), devices)
+        rows = shard_rows(_pad_rows(tokens, -len(tokens) % devices), devices)
         return _first_rows(score_rows(at_length, way, devices, on(devices), rows), len(tokens))
 
     return scores
+
+
+def hidden_scores(scores: Callable[[np.ndarray], Any], mask_id: int) -> Callable[..., Any]:
+    """Return `model_scores` as a function of tokens [b, t + 1] and `hidden` bool [b, t + 1], as `Measured` calls it.
+
+    The model reads the id of <mask> at hidden places. Entry (b, i) is of token i + 1, so the first token is not read.
+    """
+
+    def log_probs(tokens: np.ndarray, hidden: np.ndarray) -> Any:
+        return scores(np.stack([np.where(hidden, mask_id, tokens), tokens], axis=1)[:, :, 1:])
+
+    return log_probs
+
+
+def _length(tokens: Any) -> int:
+    return tokens.shape[-1] - (tokens.ndim == 2)
+
+
+def _pad_rows(tokens: np.ndarray, count: int) -> np.ndarray:
+    return np.pad(tokens, [(0, count), *[(0, 0)] * (tokens.ndim - 1)])
 
 
 def _first_rows(scores: Any, count: int) -> Any:
@@ -79,7 +102,7 @@ def _first_rows(scores: Any, count: int) -> Any:
 def _score_together(model: Model, way: Way, layout: Layout, params: Any, tokens: np.ndarray) -> Any:
     """Return scores by all devices of a layout, with the rows sharded, or the tokens of few rows."""
     rows = layout.mesh.shape[DATA]
-    padded = np.pad(tokens, ((0, -len(tokens) % rows if len(tokens) >= rows else 0), (0, 0)))
+    padded = _pad_rows(tokens, -len(tokens) % rows if len(tokens) >= rows else 0)
     with jax.set_mesh(layout.mesh):
         return _first_rows(program(layout, model, way)(params, padded), len(tokens))
 

@@ -25,6 +25,7 @@ from posx.evaluation.scoring import out_of_memory
 from posx.lab import interrupts
 from posx.lab.config import RunConfig, TrainConfig
 from posx.lab.data import Dataset
+from posx.lab.data.masking import masked_batch
 from posx.lab.data.store import cache_folder
 from posx.lab.files.atomic import disk_errors
 from posx.lab.machine.ceiling import machine_ceiling
@@ -175,7 +176,8 @@ def _batches(dataset: Dataset, config: TrainConfig, steps: range, rows: slice) -
     n is always `dispatch_steps`, so that one program serves all. The last batch stands in for those that are not run.
     """
     sizes = {"seed": config.seed, "batch_size": config.batch_size, "length": config.length}
-    batches = [dataset.batch(step=step, rows=rows, **sizes) for step in steps]
+    make = functools.partial(masked_batch, dataset) if config.objective == "masked" else dataset.batch
+    batches = [make(step=step, rows=rows, **sizes) for step in steps]
     batches += batches[-1:] * (config.dispatch_steps - len(batches))
     return jax.tree.map(lambda *each: np.stack(each), *batches)
 

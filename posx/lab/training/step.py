@@ -17,6 +17,7 @@ from jax.flatten_util import ravel_pytree
 from posx.encodings.rates import Rate, Rates, layer_rates
 from posx.lab.config import TrainConfig
 from posx.lab.data.batches import Weighted
+from posx.lab.data.masking import Masked
 from posx.lab.layers import sequential
 from posx.lab.model import Model, layer_name, shared_name
 from posx.machine.devices import DATA, map_devices
@@ -24,7 +25,7 @@ from posx.machine.platforms import product_precision
 
 State = dict[str, Any]
 Metrics = dict[str, jax.Array]
-Batch = jax.Array | Weighted
+Batch = jax.Array | Weighted | Masked
 
 
 def init_state(model: Model, config: TrainConfig) -> State:
@@ -39,13 +40,17 @@ def loss(model: Model, params: State, batch: Batch, dropout_rng: jax.Array | Non
     Args:
       model: the model.
       params: its parameters.
-      batch: tokens [b, t + 1], with weights [b, t] of the targets or without.
+      batch: tokens [b, t + 1], with weights [b, t] of the targets or without. Or inputs, targets and weights [b, t].
       dropout_rng: keys [b], None for no dropout.
       executor: of attention.
     """
-    tokens = batch.tokens if isinstance(batch, Weighted) else batch
-    log_probs = model.log_probs(params, tokens, sequential(tokens.shape[1] - 1), dropout_rng, executor)
-    return -(log_probs * batch.weights if isinstance(batch, Weighted) else log_probs).mean()
+    if isinstance(batch, Masked):
+        tokens, targets, weights = batch
+    else:
+        (tokens, weights), targets = batch if isinstance(batch, Weighted) else (batch, None), None
+    length = tokens.shape[1] - (targets is None)
+    log_probs = model.log_probs(params, tokens, sequential(length), dropout_rng, executor, targets=targets)
+    return -(log_probs if weights is None else log_probs * weights).mean()
 
 
 @functools.partial(jax.jit, static_argnames=("model", "config", "num_devices", "rates"), donate_argnames=("state",))
@@ -191,11 +196,13 @@ def flops_per_token(model: Model, length: int) -> float:
     """Count the floating-point operations per token of one training step.
 
     These are 6 per matmul weight, and 6 m L per layer for attention, which counts the causal half of the square.
-    Recomputation does not count. Nor does the encoding, whose cost shows as a lower MFU.
+    Without a mask they are twice as many. Recomputation does not count. Nor does the encoding, whose cost shows as a
+    lower MFU.
     Source: PaLM (arXiv 2204.02311) appendix B, halved for causality.
     """
     config, dims = model.config, model.dims
     projections = dims.model_dim * dims.head_dim * (2 * dims.num_heads + 2 * config.kv_heads)
     mlp = (3 if config.gated else 2) * dims.model_dim * config.hidden_dim
     weights = config.num_layers * (projections + mlp) + dims.model_dim * model.vocab_size
-    return 6.0 * weights + 6.0 * config.num_layers * dims.num_heads * dims.head_dim * length
+    halves = sum(1 if mask.causal else 2 for mask in config.masks)
+    return 6.0 * weights + 6.0 * halves * dims.num_heads * dims.head_dim * length

@@ -131,7 +131,7 @@ def test_a_name_that_is_no_preset_lists_the_presets(capsys, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     for word in ("quik", "configs/quick.py"):
         refused(capsys, 2, ["sweep", f"--config={word}", "--dry_run"], f"config file {word} does not exist",
-                "Did you mean 'quick'?", "The presets are: gpt_1b3, leaderboard,")  # fmt: skip
+                "Did you mean 'quick'?", "The presets are: encoders_cpu, gpt_1b3, leaderboard,")  # fmt: skip
     (tmp_path / "quack.py").touch()
     refused(capsys, 2, ["sweep", "--config=quick.py", "--dry_run"], "Did you mean 'quick'?")  # not quack.py
-    assert "presets: gpt_1b3, leaderboard," in tiny.call(capsys, "sweep", "--help")[1]
+    assert "presets: encoders_cpu, gpt_1b3, leaderboard," in tiny.call(capsys, "sweep", "--help")[1]
