@@ -24,7 +24,7 @@ LIBRARY = [
 ]
 LABORATORY = [
     ("lab/__init__", "lab/interrupts", "lab/progress", "lab/files/"),
-    ("lab/machine/", "lab/exits", "lab/tasks/"),
+    ("lab/machine/", "lab/exits", "lab/positions", "lab/tasks/"),
     ("lab/config/", "lab/cross_entropy", "lab/layers"),
     ("lab/argv/", "lab/model", "lab/data/", "lab/runs/folder"),
     ("lab/generate", "lab/training/"),

@@ -14,6 +14,7 @@ import numpy as np
 from posx.attention.cache import Cache
 from posx.errors import ConfigError, NonFiniteError
 from posx.evaluation.ids import token_ids
+from posx.lab.positions import Positions
 from posx.machine.platforms import product_precision
 
 if TYPE_CHECKING:
@@ -81,7 +82,9 @@ def _sample(logits: jax.Array, sampling: Sampling, rng: jax.Array, n: int) -> ja
     return sample(logits, sampling, jax.vmap(fold, (0, None))(rng, n) if rng.ndim else fold(rng, n))
 
 
-def prefill(model: Model, params: Any, tokens: np.ndarray, cache: Cache, chunk: int = 128) -> tuple[jax.Array, Cache]:
+def prefill(
+    model: Model, params: Any, tokens: np.ndarray, cache: Cache, chunk: int = 128, pos: np.ndarray | None = None
+) -> tuple[jax.Array, Cache]:
     """Return logits [b, v] of the token after each prompt, and the filled cache.
 
     Positions and arrival orders count from each prompt's own start. Chunks of one size share one compiled program.
@@ -93,6 +96,7 @@ def prefill(model: Model, params: Any, tokens: np.ndarray, cache: Cache, chunk: 
       tokens: [b, t], prompts of unequal length padded on the left with -1.
       cache: an empty one, from `model.empty_cache`.
       chunk: tokens of one call of the model.
+      pos: positions [n] of the first n >= t tokens of a text; None for 0 to n - 1.
 
     Raises:
       ConfigError: the cache has tokens or too few slots, a row has no token or padding after one, or an id is out of
@@ -109,10 +113,10 @@ def prefill(model: Model, params: Any, tokens: np.ndarray, cache: Cache, chunk: 
     cache.check_room(tokens.shape[1])
     idx = np.where(tokens < 0, -1, np.cumsum(tokens >= 0, axis=1, dtype=np.int32) - 1)
     cache.check_orders(idx)
-    pos = np.maximum(idx, 0)
+    places = np.maximum(idx, 0) if pos is None else pos[np.maximum(idx, 0)]
     for start in range(0, tokens.shape[1], chunk):
         part = slice(start, start + chunk)
-        logits, cache = _forward(model, params, np.maximum(tokens[:, part], 0), pos[:, part], idx[:, part], cache)
+        logits, cache = _forward(model, params, np.maximum(tokens[:, part], 0), places[:, part], idx[:, part], cache)
     return logits, cache
 
 
@@ -125,12 +129,13 @@ def generate(
     sampling: Sampling = Sampling(),
     seed: int | Sequence[int] = 0,
     chunk: int = 128,
+    positions: Positions = Positions(),
 ) -> Iterator[np.ndarray]:
     """Yield `num_tokens` arrays [b] of new token ids, one for each prompt.
 
     The tokens of a prompt do not depend on the other prompts, nor on their number. Its first n tokens do not depend on
-    `num_tokens`. An encoding that is set for a length (`Encoding.at_length`) is the exception: it is set for the prompt
-    and the new tokens together.
+    `num_tokens`. Encodings that are set for a length (`Encoding.at_length`) and random positions are the exception.
+    Both are set for the prompt and the new tokens together.
 
     Few programs serve texts of all lengths. A cache has 256, 1,024, 4,096 ... slots, see `cache_capacity`, and the
     first chunk of the prompts is padded. Each capacity has one program for a chunk and one for a new token. Encodings
@@ -146,26 +151,30 @@ def generate(
       seed: of the random draws, below 2**32. A list has one for each prompt, whose draws then are the same at any place
         among the prompts.
       chunk: tokens of one call of the model while it reads the prompts.
+      positions: of the run that the model was trained in.
 
     Raises:
       ConfigError: an empty prompt, or token ids outside the vocabulary. Prompt and new tokens past the last position of
-        the encoding. Prompts whose lengths would set the encoding to different values. Another number of seeds.
+        the encoding, or of the policy. Prompts whose lengths would set the encoding, or the positions, to different
+        values. Another number of seeds.
       NonFiniteError: NaN or infinite logits.
     """
     prompts = [
         np.asarray(token_ids(prompt, "[t]", name=f"prompts[{n}]", vocab_size=model.vocab_size))
         for n, prompt in enumerate(prompts)
     ]
-    encodings, longest = _fit_model(model, prompts, num_tokens, chunk).encodings, max(map(len, prompts))
+    encodings = _fit_model(model, prompts, num_tokens, chunk, positions.policy.most).encodings
+    longest = max(map(len, prompts))
+    places = positions.measure(longest + num_tokens)
     tokens = np.full((len(prompts), longest), -1, np.int32)
     for row, prompt in zip(tokens, prompts, strict=True):
         row[longest - len(prompt) :] = prompt
     capacity = cache_capacity(-(-longest // chunk) * chunk + num_tokens - 1)
     tokens = np.pad(tokens, ((0, 0), (-longest % chunk, 0)), constant_values=-1)
-    model, params = model.tabulated(params, capacity, encodings)
+    model, params = model.tabulated(params, max(capacity, positions.policy.most or 0), encodings)
     cache = model.empty_cache(len(prompts), capacity)
-    logits, cache = prefill(model, params, tokens, cache, chunk)
-    pos = np.array([[len(prompt)] for prompt in prompts], np.int32)
+    logits, cache = prefill(model, params, tokens, cache, chunk, places)
+    first = np.array([[len(prompt)] for prompt in prompts], np.int32)
     rng = _key(seed, len(prompts))
     for n in range(num_tokens):
         new = _sample(logits, sampling, rng, n)
@@ -177,7 +186,8 @@ def generate(
             )
         yield ids
         if n + 1 < num_tokens:
-            logits, cache = _forward(model, params, ids[:, None], pos + n, pos + n, cache)
+            idx = first + n
+            logits, cache = _forward(model, params, ids[:, None], idx if places is None else places[idx], idx, cache)
 
 
 def _key(seed: int | Sequence[int], count: int) -> jax.Array:
@@ -189,8 +199,11 @@ def _key(seed: int | Sequence[int], count: int) -> jax.Array:
     return jax.vmap(jax.random.key)(np.array(seed, np.uint32))
 
 
-def _fit_model(model: Model, prompts: list[np.ndarray], num_tokens: int, chunk: int) -> Model:
-    """Return the model set for the length of these texts. Raises ConfigError as `generate` does."""
+def _fit_model(model: Model, prompts: list[np.ndarray], num_tokens: int, chunk: int, most: int | None) -> Model:
+    """Return the model set for the length of these texts. Raises ConfigError as `generate` does.
+
+    most: the number of the positions that are drawn from, None if they are not random.
+    """
     model.config.require_causal("generating text")
     longest = max((len(prompt) for prompt in prompts), default=0)
     if min((len(prompt) for prompt in prompts), default=0) < 1 or min(num_tokens, chunk) < 1:
@@ -204,10 +217,16 @@ def _fit_model(model: Model, prompts: list[np.ndarray], num_tokens: int, chunk: 
             f"Ask for at most {max(2**31 - 1 - longest, 0)} new tokens."
         )
     own = [model.at_length(length + num_tokens) for length in sorted({len(prompt) for prompt in prompts})]
-    if len(set(own)) > 1:
+    if len(set(own)) > 1 or (most and len(own) > 1):
+        what = "these random positions are" if most else "this encoding is"
         raise ConfigError(
-            f"prompts of {len(own)} different lengths: this encoding is set for the length of the text, so the longest "
+            f"prompts of {len(own)} different lengths: {what} set for the length of the text, so the longest "
             "prompt would change the text after the shorter ones. Call generate once for each length."
+        )
+    if most and longest + num_tokens > most:
+        raise ConfigError(
+            f"num_tokens={num_tokens} after a prompt of {longest} tokens: the model draws from {most} positions. Ask "
+            f"for at most {max(most - longest, 0)} new tokens."
         )
     last = own[-1].max_position
     if last is not None and longest + num_tokens - 2 > last:

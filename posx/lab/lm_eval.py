@@ -46,10 +46,13 @@ def register() -> type:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _scores(model: Any, params: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return for tokens [b, t + 1] the log-probabilities [b, t] of the next ones, and whether they are most likely."""
+def _scores(model: Any, params: Any, tokens: jax.Array, pos: Any) -> tuple[jax.Array, jax.Array]:
+    """Return for tokens [b, t + 1] the log-probabilities [b, t] of the next ones, and whether they are most likely.
+
+    pos: positions [t], None for 0 to t - 1.
+    """
     with product_precision("highest"):
-        logits = model(params, tokens[:, :-1], sequential(tokens.shape[1] - 1))
+        logits = model(params, tokens[:, :-1], sequential(tokens.shape[1] - 1) if pos is None else pos)
     log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], axis=-1)[..., 0]
     return log_probs, jnp.argmax(logits, axis=-1) == tokens[:, 1:]
 
@@ -57,7 +60,7 @@ def _scores(model: Any, params: Any, tokens: jax.Array) -> tuple[jax.Array, jax.
 class Harness:
     """A trained run that answers the requests of lm-evaluation-harness; `register` makes a model of it.
 
-    The encoding is set for windows of `max_length` tokens, whatever the length of a request.
+    The encoding is set for windows of `max_length` tokens, whatever the length of a request. So are random positions.
 
     Args:
       run: the folder of a run, or an exported file.
@@ -91,8 +94,10 @@ class Harness:
         apply, self.params, self._tokenizer = load(run)
         apply.model.config.require_causal("lm-evaluation-harness")
         self.max_length = max_length or apply.model.dims.train_len
-        if self.max_length < 2 or not is_defined(apply.model, self.max_length):
+        most = apply.positions.policy.most or self.max_length
+        if self.max_length < 2 or self.max_length > most or not is_defined(apply.model, self.max_length):
             raise ConfigError(f"max_length={self.max_length}: the model is not defined for such windows. Lower it.")
+        self._positions = apply.positions
         self._trained, self.model = apply.model, apply.model.at_length(self.max_length)
         self._rows = None if str(batch_size).startswith("auto") else int(batch_size)
         self._most_rows = max_batch_size or BATCH_TOKENS
@@ -130,12 +135,13 @@ class Harness:
         self._say_cut([len(context) + len(rest) - self.max_length - 1 for _, context, rest in requests])
         if too_long := [len(rest) for _, _, rest in requests if len(rest) > self.max_length]:
             raise ConfigError(f"max_length={self.max_length}, but a continuation has {max(too_long)} tokens. Raise it.")
-        answers: dict[int, tuple[float, bool]] = {}
+        answers, pos = dict[int, tuple[float, bool]](), self._positions.measure(self.max_length)
         for size, batch in self._batches([len(row) - 1 for row in rows]):
             tokens = np.zeros((self._batch_rows(size), size + 1), np.int32)
             for place, n in enumerate(batch):
                 tokens[place, : len(rows[n])] = rows[n]
-            log_probs, best = map(np.asarray, _scores(self.model, self.params, tokens))
+            scores = _scores(self.model, self.params, tokens, None if pos is None else pos[:size])
+            log_probs, best = map(np.asarray, scores)
             for place, n in enumerate(batch):
                 key, _context, rest = requests[n]
                 scored = slice(len(rows[n]) - 1 - len(rest), len(rows[n]) - 1)
@@ -203,8 +209,9 @@ class Harness:
             sampling = Sampling(
                 settings.get("temperature", 0.0), settings.get("top_k", 0), vocab_size=self._tokenizer.vocab_size
             )
-            # Encodings that are set for a length are set for that of a text.
-            set_for = self._trained.at_length(len(prompts[n]) + count)
+            # Encodings that are set for a length are set for that of a text, and so are random positions.
+            length = len(prompts[n]) + count
+            set_for = self._trained.at_length(length), self._positions.policy.most and length
             groups.setdefault((count, until, sampling, set_for), []).append(n)
         self._say_cut(beyond)
         texts, seeds = dict[int, str](), _seeds(self._seed, prompts)
@@ -228,7 +235,10 @@ class Harness:
 
         ids, is_open = [list[int]() for _ in prompts], set(range(len(prompts)))
         ends, given = {self._tokenizer.eos, *self._tokenizer.ends}, [np.array(one) for one in prompts]
-        for new in generate(self._trained, self.params, given, count, sampling=sampling, seed=seeds):
+        new_ids = generate(
+            self._trained, self.params, given, count, sampling=sampling, seed=seeds, positions=self._positions
+        )
+        for new in new_ids:
             for n in sorted(is_open):
                 is_end = int(new[n]) in ends
                 ids[n] += [] if is_end else [int(new[n])]

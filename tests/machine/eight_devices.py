@@ -16,9 +16,9 @@ from posx.lab.config import TrainConfig, base_config, run_config
 from posx.lab.config.sections import ModelConfig
 from posx.lab.layers import sequential
 from posx.lab.model import make_model
+from posx.lab.positions import Positions, parse_policy
 from posx.lab.runs.describe import make_run_model, share
-from posx.lab.runs.evaluate import sharded_program as evaluation
-from posx.lab.runs.scores import model_scores
+from posx.lab.runs.scores import Way, model_scores, program
 from posx.lab.training.layout import Layout, rows_sharding, train_program
 from posx.lab.training.step import init_state, train_steps
 from posx.machine import devices
@@ -70,7 +70,8 @@ def attention_over_two_axes(name: str, b: int) -> None:
 def training_in_parts(name: str, **settings) -> None:
     """A step with weights and moments in parts is that with all of them whole, and lays them out as it found them."""
     model = make_model(ModelConfig(num_layers=2, model_dim=32, num_heads=4, **settings), name, 40, 16)
-    config = TrainConfig(length=16, batch_size=16, steps=20, warmup_steps=2, accumulation=2)
+    policy = "randomised(longest=40)"
+    config = TrainConfig(length=16, batch_size=16, steps=20, warmup_steps=2, accumulation=2, positions=policy)
     batches = np.random.default_rng(0).integers(0, 40, (3, 16, 17), np.int32)
     rates = layer_rates(model.encodings, model.dims, 0.0)
     states, metrics = {}, {}
@@ -120,7 +121,7 @@ def a_long_window_over_devices() -> None:
     for layout in (Layout(1, 1), Layout(8, 1)):
         params, tokens = layout.place(model.abstract()), jax.ShapeDtypeStruct((1, 4097), jnp.int32)
         with jax.set_mesh(layout.mesh):
-            found = evaluation(layout, model, "auto", "highest").lower(params, tokens).compile().memory_analysis()
+            found = program(layout, model, Way()).lower(params, tokens).compile().memory_analysis()
         taken[layout.data] = found.temp_size_in_bytes
     keys_and_values = 2 * 4 * 4096 * 64
     assert taken[8] - keys_and_values < 0.4 * (taken[1] - keys_and_values), taken
@@ -148,9 +149,13 @@ def same(found, wanted, name: str) -> None:
 
 
 def training_cut_over_the_batch() -> None:
-    """A step on eight devices is that on one, dropout and parts of a batch too, and leaves the state as it found it."""
-    model = make_model(ModelConfig(num_layers=1, model_dim=16, num_heads=2, dropout=0.1), "t5", 29, 16)
-    config = TrainConfig(length=16, batch_size=16, steps=20, warmup_steps=2, accumulation=2)
+    """A step on eight devices is that on one, dropout, offsets and parts of a batch too.
+
+    It leaves the state as it found it.
+    """
+    model = make_model(ModelConfig(num_layers=1, model_dim=16, num_heads=2, dropout=0.1), "sinusoidal+t5", 29, 16)
+    policy = "offset(longest=40)"
+    config = TrainConfig(length=16, batch_size=16, steps=20, warmup_steps=2, accumulation=2, positions=policy)
     batches = np.random.default_rng(0).integers(0, 29, (3, 16, 17), np.int32)
     states, metrics = {}, {}
     for n in (1, 8):
@@ -171,10 +176,13 @@ def evaluation_cut_over_windows_or_queries() -> None:
     devices.LEAST_FLOPS = 1
     model = make_model(ModelConfig(num_layers=1, model_dim=16, num_heads=2), "alibi", 29, 16)
     params = model.init(jax.random.key(0))
-    log_probs = model_scores(model, params)
-    for b, length in ((20, 16), (8, 300), (1, 1200), (3, 301)):
+    drawn = Positions(parse_policy("randomised(longest=2000)"))
+    for n, (b, length) in enumerate(((20, 16), (8, 300), (1, 1200), (3, 301))):
+        positions = (drawn, Positions())[n % 2]
+        log_probs = model_scores(model, params, positions=positions)
         tokens = np.random.default_rng(0).integers(0, 29, (b, length + 1), np.int32)
-        wanted = model.log_probs(params, tokens, sequential(length), None, "dense")
+        pos = sequential(length) if positions.measure(length) is None else positions.measure(length)
+        wanted = model.log_probs(params, tokens, pos, None, "dense")
         np.testing.assert_allclose(log_probs(tokens), wanted, rtol=1e-4, atol=1e-4, err_msg=f"{b} of {length}")
 
 
@@ -195,7 +203,7 @@ if __name__ == "__main__":
         for n, name in enumerate(("xpos", "inkling", "path", "key_offset", "fire", "ssmax", "alibi+learned_sinks")):
             attention_over_two_axes(name, (1, 4)[n % 2])
         training_in_parts("rope+shaw", dropout=0.1)
-        training_in_parts("tupe", remat="layer", mlp="swiglu", mlp_dim=64, tied=True)
+        training_in_parts("tupe(num_positions=40)", remat="layer", mlp="swiglu", mlp_dim=64, tied=True)
         what_a_device_has()
         a_long_window_over_devices()
     else:

@@ -112,11 +112,15 @@ def run_generate(values: dict[str, Any], _: None) -> None:
     if values["dry_run"]:
         print(f"would sample {values['num_tokens']} tokens from {folder.path} with {sampling}")
         return
-    use_compile_cache(cache_folder(folder.read_config().data))
+    run = folder.read_config()
+    use_compile_cache(cache_folder(run.data))
     model, params, tokenizer, _step = load_model(folder)
     prompt = np.concatenate([[tokenizer.begin], tokenizer.encode(values["prompt"])])
     sampling = dataclasses.replace(sampling, vocab_size=tokenizer.vocab_size)
-    steps = generate(model, params, [prompt], values["num_tokens"], sampling=sampling, seed=values["seed"])
+    steps = generate(
+        model, params, [prompt], values["num_tokens"], sampling=sampling, seed=values["seed"],
+        positions=run.train.token_positions,
+    )  # fmt: skip
     try:
         first = next(steps)
     except ConfigError as error:

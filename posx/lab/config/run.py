@@ -36,8 +36,8 @@ SCHEMA_VERSION = 8
 IMPORTED = "imported"
 #: Settings of training that change no weight.
 _FREE = ("dispatch_steps", "log_steps", "checkpoint_steps", "keep_checkpoints")
-#: Settings of training that name a run only if they are set.
-_IF_SET = ("stop_check_steps",)
+#: Settings of training that name a run only if they are not the default.
+_IF_SET = ("positions", "stop_check_steps")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ class RunConfig:
         "data" is the digest of the text. Until the text is read, the settings of the data stand in its place.
         """
         settings = {f"model.{name}": value for name, value in vars(self.model).items() if name != "layer_policy"}
-        unnamed = (*_FREE, *(name for name in _IF_SET if not getattr(self.train, name)))
+        unnamed = (*_FREE, *(name for name in _IF_SET if getattr(self.train, name) == getattr(TrainConfig, name)))
         settings |= {f"train.{name}": value for name, value in vars(self.train).items() if name not in unnamed}
         settings["train.position_lr_multiplier"] = multipliers_in_rows(self.rates)
         decayed = sorted(f"{n}.{name}" for n, layer in enumerate(self.rates) for name, rate in layer if rate.decays)
@@ -204,10 +204,11 @@ def run_config(config: Sections | ConfigDict | Mapping[str, Any]) -> RunConfig:
     sections = {name: getattr(asked, name) for name in SECTIONS}
     if problems := [problem for section in sections.values() for problem in section.problems()]:
         raise ConfigError(join_problems(problems))
-    model, train = asked.model.resolve(asked.train.objective), asked.train
+    model, train = asked.model.resolve(asked.train.objective), asked.train.resolve()
     layers, dims = model.encodings(asked.encoding, train.length), model.dims(train.length)
     rates = layer_rates(layers, dims, train.position_lr_multiplier)
-    sections |= {"model": model, "eval": sections["eval"].resolve(_target_kind(asked.data, train))}
+    measured = sections["eval"].resolve(_target_kind(asked.data, train))
+    sections |= {"model": model, "train": train, "eval": measured}
     return RunConfig(layers, rates=rates, code=code_of(layers), asked=asked, **sections)
 
 

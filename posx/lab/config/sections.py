@@ -13,6 +13,7 @@ from posx.errors import ConfigError, join_problems
 from posx.evaluation.settings import EvalConfig
 from posx.lab.config.data import DataConfig
 from posx.lab.config.mask_texts import mask_text, parse_mask
+from posx.lab.positions import Positions, parse_policy
 
 T = TypeVar("T")
 
@@ -181,9 +182,10 @@ class TrainConfig:
       length: L, tokens of a window.
       batch_size: windows of a step.
       steps: optimiser steps.
-      seed: of parameters, batches, hidden tokens and dropout.
+      seed: of parameters, batches, hidden tokens, dropout and positions.
       objective: next_token predicts each token from those before it. masked hides 15 % of the tokens and predicts them
         from both sides, see docs/guides/masked.md.
+      positions: the policy of positions: sequential, offset(longest=512), randomised(longest=512).
       learning_rate: after warm-up.
       final_learning_rate: at the last step.
       position_lr_multiplier: every parameter of an encoding learns at so many times the learning rate; 0 leaves it to
@@ -210,6 +212,7 @@ class TrainConfig:
     steps: Annotated[int, at_least(1)] = 1200
     seed: Annotated[int, at_least(0), below(2**32)] = 0
     objective: Literal["next_token", "masked"] = "next_token"
+    positions: str = "sequential"
     learning_rate: Annotated[float, above(0)] = 2e-3
     final_learning_rate: Annotated[float, at_least(0)] = 2e-4
     position_lr_multiplier: Annotated[float, at_least(0)] = 0.0
@@ -251,7 +254,24 @@ class TrainConfig:
                 f"train.accumulation={self.accumulation} does not divide train.batch_size={self.batch_size}. Use "
                 f"one of {fits}."
             )
+        try:
+            if (have := 1 + parse_policy(self.positions).last(self.length)) < self.length:
+                problems.append(
+                    f"train.positions={self.positions}: it has {have} positions for the {self.length} tokens of "
+                    "train.length. Raise longest."
+                )
+        except ConfigError as error:
+            problems.append(f"train.positions: {error}")
         return problems
+
+    def resolve(self) -> TrainConfig:
+        """Return the same with the text of its policy as posx prints it."""
+        return dataclasses.replace(self, positions=str(parse_policy(self.positions)))
+
+    @property
+    def token_positions(self) -> Positions:
+        """The positions of the tokens of training and of measured windows."""
+        return Positions(parse_policy(self.positions), self.seed)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,8 @@ from posx.lab.runs.folder import RunFolder
 #: Settings that belong to an encoding or are resolved for it. They follow from the text of the encoding, unless posx
 #: resolved the same text in another way.
 OF_ENCODINGS = (
-    "encoding.", "layers.", "code.", "model.mask_policy", "train.position_lr_multiplier", "train.decayed"
+    "encoding.", "layers.", "code.", "model.mask_policy", "train.position_lr_multiplier", "train.decayed",
+    "train.positions",
 )  # fmt: skip
 #: Settings in which the runs of one curve differ.
 SEED = ("train.seed", "parent.hash")
@@ -49,6 +50,7 @@ def run_facts(row: Mapping[str, Any]) -> dict[str, Any]:
     layers, masks = row.get("layers", []), trained.get("model.mask_policy", ["causal"])
     text = ", ".join(layers if len(set(layers)) > 1 else layers[:1] or [row["encoding"]])
     text += f" under {', '.join(masks)}" if masks not in (["causal"], ["full"]) else ""
+    text += f" at {trained['train.positions']}" if "train.positions" in trained else ""
     text += f" from {trained['parent.encoding']}" if "parent.step" in trained else ""
     return settings_facts(settings) | {"method": text, "train_len": row["train_len"]}
 

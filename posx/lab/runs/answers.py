@@ -43,7 +43,8 @@ def answer_rows(
 
     Arguments are those of `evaluate_run`; `facts` are the fields that all rows of the run have.
     """
-    scores = model_scores(model, params, Way(config.executor, config.precision, cross_entropy.score_answers), layout)
+    way = Way(config.executor, config.precision, cross_entropy.score_answers)
+    scores = model_scores(model, params, way, layout, run.train.token_positions)
     how = {"executor": config.executor, "precision": config.precision}
     asked, rows = asked_answers(run, config, dataset, folder, facts), list[dict[str, Any]]()
     with Meter(f"{facts['run_id']} evaluating", sum(one["eval_len"] for one, _ in asked)) as meter:
@@ -58,7 +59,8 @@ def answer_rows(
             row = Answers(count).make_row(length, one["targets"], items, status, result)
             if config.attention_items and status == "ok":
                 some: Items = jax.tree.map(lambda x: x[: config.attention_items], items)
-                row |= attention_facts(model.at_length(length), params, some, config.precision, layout)
+                pos = run.train.token_positions.measure(length)
+                row |= attention_facts(model.at_length(length), params, some, config.precision, layout, pos)
             rows.append(with_checksum(facts | row | how | {"env": measuring_facts()}))
             folder.append(folder.eval_file, rows[-1])
             say(f"{facts['run_id']}  answers at {length}: {result_text(rows[-1])}  ({count:,} items)")
@@ -72,7 +74,8 @@ def exact_match(run: RunConfig, model: Model, dataset: TaskDataset, layout: Layo
     way = Way(config.executor, config.precision, cross_entropy.score_answers)
 
     def measure(params: Any) -> float:
-        scores, rows = model_scores(model, params, way, layout), config.batch_size // config.accumulation
+        scores = model_scores(model, params, way, layout, config.token_positions)
+        rows = config.batch_size // config.accumulation
         status, result = _score(scores, items.tokens, rows)
         right = result[1] | ~items.scored[:, 1:] if status == "ok" else np.zeros((1, 1), bool)
         return float(right.all(axis=1).mean())

@@ -19,6 +19,7 @@ from posx.lab.config import SECTIONS, EvalConfig, RunConfig
 from posx.lab.config.mask_texts import mask_text
 from posx.lab.data import Dataset, TaskDataset, TextDataset
 from posx.lab.data.corpus import absolute, is_path
+from posx.lab.positions import Offset, Sequential
 from posx.lab.progress import size
 from posx.lab.runs.folder import RunFolder
 from posx.machine.cores import own_memory
@@ -34,7 +35,7 @@ def check_run(run: RunConfig) -> RunConfig:
     `run_config` has checked each section. Data and evaluation are checked again, as `posx evaluate` replaces them.
     """
     problems = run.data.problems() + run.eval.problems() + protocols.problems(run.eval, run.train.length)
-    problems = problems or list(_objective_problems(run)) or list(_protocol_problems(run))
+    problems = problems or list(_objective_problems(run)) or [*_protocol_problems(run), *_length_problems(run)]
     if problems := problems or list(_encoding_problems(run)):
         raise ConfigError(join_problems(problems))
     return dataclasses.replace(run, data=absolute(run.data))
@@ -105,22 +106,38 @@ def _protocol_problems(run: RunConfig) -> Iterator[str]:
         yield f"eval.protocols={','.join(names)} {verb} {_MEASURED[kind][0]}, but {why}. Name {' or '.join(fits)}."
 
 
+def _length_problems(run: RunConfig) -> Iterator[str]:
+    most = run.train.token_positions.policy.most
+    longest = max(max(lengths) for _, lengths in protocols.run_protocols(run.eval, run.train.length))
+    if most and longest > most:
+        yield (
+            f"train.positions={run.train.positions}: eval.lengths has {longest}, more tokens than it has positions. "
+            "Train with a larger longest, or leave the length out."
+        )
+
+
 def _encoding_problems(run: RunConfig) -> Iterator[str]:
-    layers, last = dict.fromkeys(zip(run.layers, run.model.masks, strict=True)), run.train.length - 1
+    layers, policy = dict.fromkeys(zip(run.layers, run.model.masks, strict=True)), run.train.token_positions.policy
+    last = policy.last(run.train.length)
     for encoding in dict.fromkeys(run.layers):
         if encoding.max_position is not None and encoding.max_position < last:
+            given = f"windows of train.length={run.train.length} have"
+            fix = "Leave its size out, or lower --config.train.length."
+            if policy != Sequential():
+                given, fix = f"train.positions={policy} has", f"Give it a size of {last + 1}, or lower longest."
             yield (
-                f"{spec_text(encoding)} is defined for positions 0 to {encoding.max_position}, but windows of "
-                f"train.length={run.train.length} have positions 0 to {last}. Leave its size out, or lower "
-                "--config.train.length."
+                f"{spec_text(encoding)} is defined for positions 0 to {encoding.max_position}, but {given} positions 0 "
+                f"to {last}. {fix}"
             )
+    counts = {"train": policy == Sequential(), "eval": not policy.most}  # whether positions count up by one
     for section, executor in (("train", run.train.executor), ("eval", run.eval.executor)):
         for encoding, mask in layers if executor in ("fused", "kernel") else ():
             params = abstract_params(encoding, run.dims)
             if executor == "fused":
                 why = refusal(encoding, params, mask, in_order=True, segments=False)
             else:
-                why = kernel_refusal(encoding, params, mask, tile=tile_shapes(encoding, run.dims))
+                offset = 0 if counts[section] else None
+                why = kernel_refusal(encoding, params, mask, offset=offset, tile=tile_shapes(encoding, run.dims))
             if why:
                 yield (
                     f"{section}.executor={executor!r} cannot serve {encoding}: {why}. Use "
@@ -135,6 +152,8 @@ def unused_settings(run: RunConfig) -> dict[str, str]:
         reasons["encoding"] = "no layer of model.layer_policy is 'encoding'"
     if not any(run.rates):
         reasons["train.position_lr_multiplier"] = "the encoding has no parameters"
+    if isinstance(run.train.token_positions.policy, Offset) and all(e.shift_invariant for e in run.layers):
+        reasons["train.positions"] = "the encodings see distances alone, which offsets do not change"
     if run.data.tokenizer not in ("bpe", "ids"):
         reasons["data.vocab_size"] = f"data.tokenizer={run.data.tokenizer} has its own size; bpe and ids take one"
     if run.data.source == "stdlib" or is_path(run.data.source):

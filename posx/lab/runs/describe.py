@@ -18,6 +18,7 @@ from posx.lab.config import RunConfig
 from posx.lab.cross_entropy import LARGEST_LOGITS
 from posx.lab.data import ByteTokenizer, load_tokenizer
 from posx.lab.data.tasks import STOP_ITEMS
+from posx.lab.positions import Sequential
 from posx.lab.progress import size
 from posx.lab.tasks import parse_task
 from posx.machine.devices import DATA, MODEL, count_devices, parse_mesh
@@ -73,7 +74,8 @@ def layer_executor(run: RunConfig, encoding: Encoding, mask: Mask) -> str:
         return run.train.executor
     params, sizes = abstract_params(encoding, run.dims), (run.train.length, run.train.length)
     tile = tile_shapes(encoding, run.dims, run.model.dtype)
-    return choose_executor(encoding, params, mask, sizes, in_order=True, tile=tile)
+    offset = 0 if run.train.token_positions.policy == Sequential() else None
+    return choose_executor(encoding, params, mask, sizes, in_order=True, tile=tile, offset=offset)
 
 
 def layout(run: RunConfig, started: int | None = None, mesh: str = "") -> Layout:

@@ -74,7 +74,8 @@ def text_rows(
     asked = asked_rows(run, config, model, dataset, folder, facts)
     rows = [with_checksum(one.stored | facts) for one in asked if one.stored]
     missing = [one for one in asked if not one.stored]
-    log_probs = model_scores(model, params, Way(config.executor, config.precision), layout)
+    way = Way(config.executor, config.precision)
+    log_probs = model_scores(model, params, way, layout, run.train.token_positions)
     if run.train.objective == "masked":
         log_probs = hidden_scores(log_probs, mask_id(dataset.tokenizer.vocab_size))
     work = _Work(model, config, slower(model) / evaluation_speed(run) if missing else 0.0)

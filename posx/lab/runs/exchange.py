@@ -229,6 +229,7 @@ def transformers_config(run: RunConfig) -> dict[str, Any]:
         "dynamic_ntk has an original_len of its own": (
             isinstance(rule, DynamicNtk) and rule.original_len != run.train.length
         ),
+        f"train.positions={run.train.positions} draws positions": run.train.token_positions.policy.most,
     }.items():
         if wrong:
             raise ConfigError(f"this model does not have Llama's shape: {problem}. Export it to a .safetensors file.")

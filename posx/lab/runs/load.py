@@ -31,6 +31,7 @@ from posx.lab.files import checksums
 from posx.lab.files.atomic import disk_errors, write_bytes
 from posx.lab.files.lines import parse_json
 from posx.lab.layers import sequential
+from posx.lab.positions import Positions
 from posx.lab.runs.describe import make_run_model, notice_of_code
 from posx.lab.runs.folder import TOKENIZER_CHECKSUM, RunFolder, find_run
 from posx.lab.runs.text import saved_tokenizer
@@ -49,34 +50,44 @@ HEADER = ""
 
 @dataclasses.dataclass(frozen=True)
 class Apply:
-    """A trained model's forward pass as a function of parameters and tokens."""
+    """A trained model's forward pass as a function of parameters and tokens.
+
+    Attributes:
+      model: the model.
+      positions: of the run that it was trained in.
+    """
 
     model: Model
+    positions: Positions = dataclasses.field(default_factory=Positions)
 
     def __call__(self, params: dict[str, Any], tokens: jax.Array, pos: Any = None) -> jax.Array:
-        """Return logits [b, t, v], float32, of the tokens after tokens [b, t]. Positions are 0 .. t - 1 unless given.
+        """Return logits [b, t, v], float32, of the tokens after tokens [b, t].
+
+        pos: [t] or [b, t]; None for the positions at which windows of t tokens are measured.
 
         A model that was trained with train.objective=masked returns those of the tokens at the same places. It reads
         the id `tokenizer.vocab_size` as <mask>.
 
-        Raises UndefinedLength if an encoding is not defined for t tokens.
+        Raises UndefinedLength if an encoding or the policy of positions is not defined for t tokens.
         """
         tokens = token_ids(tokens, "[b, t]", vocab_size=self.model.vocab_size)
         length = tokens.shape[1]
+        pos = self.positions.measure(length) if pos is None else pos
         return self.model.at_length(length)(params, tokens, sequential(length) if pos is None else pos)
 
 
 def load(workdir: str | Path) -> tuple[Apply, dict[str, Any], Tokenizer]:
     """Return (apply, params, tokenizer) of a trained run or of an exported file.
 
-    `apply(params, tokens [b, t], pos=None)` returns logits [b, t, v], at positions 0 .. t - 1 unless given.
+    `apply(params, tokens [b, t], pos=None)` returns logits [b, t, v]. Without pos, tokens have the positions that the
+    run is measured at. These are 0 .. t - 1, unless it was trained with random positions.
 
     Raises WorkdirError if the folder holds no run, or no checkpoint that verifies, or if the file is damaged.
     """
     path = Path(workdir).expanduser().resolve()
     folder = _unpack(path) if os.path.isfile(path) else find_run(path)
     model, params, tokenizer, _ = load_model(folder)
-    return Apply(model), params, tokenizer
+    return Apply(model, folder.read_config().train.token_positions), params, tokenizer
 
 
 def load_model(folder: RunFolder, layout: Layout | None = None) -> tuple[Model, dict[str, Any], Tokenizer, int]:

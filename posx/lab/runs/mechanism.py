@@ -35,7 +35,7 @@ PLACES = 6
 
 
 def attention_facts(
-    model: Model, params: Any, items: Items, precision: str, layout: Layout = Layout()
+    model: Model, params: Any, items: Items, precision: str, layout: Layout = Layout(), pos: np.ndarray | None = None
 ) -> dict[str, Any]:
     """Return the fields of a row about the attention weights of a model on items.
 
@@ -48,6 +48,7 @@ def attention_facts(
       items: rows [n, t + 1].
       precision: of products of float32 numbers.
       layout: of the parameters.
+      pos: positions [t], None for 0 to t - 1.
 
     Returns:
       `attention` holds lists [layers, heads]. Two are means over scored queries: the weight on the right token, and
@@ -70,7 +71,7 @@ def attention_facts(
             for x, value in ((tokens, PAD), (scored, False), (source, -1))
         )
         try:
-            sums = jax.tree.map(np.float64, _sum_up(layout, model, precision, params, *padded))
+            sums = jax.tree.map(np.float64, _sum_up(layout, model, precision, params, pos, *padded))
         except Exception as error:
             if not out_of_memory(error):
                 raise
@@ -104,10 +105,10 @@ def _fields(totals: Any, count: int, num_scored: int, num_right: int) -> dict[st
     }
 
 
-def _sum_up(layout: Layout, model: Model, precision: str, params: Any, *arrays: np.ndarray) -> Any:
+def _sum_up(layout: Layout, model: Model, precision: str, params: Any, pos: Any, *arrays: np.ndarray) -> Any:
     """Return `_sums` on the host, by all devices of the parameters."""
     with jax.set_mesh(layout.mesh) if layout.is_global else contextlib.nullcontext():
-        return jax.device_get(_program(layout, model, precision)(params, *arrays))
+        return jax.device_get(_program(layout, model, precision)(params, pos, *arrays))
 
 
 @functools.cache
@@ -117,7 +118,7 @@ def _program(layout: Layout, model: Model, precision: str) -> Any:
 
 
 def _sums(
-    model: Model, precision: str, params: Any, tokens: jax.Array, scored: jax.Array, source: jax.Array
+    model: Model, precision: str, params: Any, pos: Any, tokens: jax.Array, scored: jax.Array, source: jax.Array
 ) -> dict[str, jax.Array]:
     """Return sums over queries of items, [layers, heads], and the number of visible `pairs` [layers].
 
@@ -125,10 +126,11 @@ def _sums(
       model: a model.
       precision: of products of float32 numbers.
       params: its parameters.
+      pos: positions [t], None for 0 to t - 1.
       tokens, scored, source: [b, t + 1], as in `Items`. -1 has no right token.
     """
     inputs, scored, source = tokens[:, :-1], scored[:, 1:], source[:, 1:]
-    is_inside = inputs != PAD
+    is_inside, pos = inputs != PAD, sequential(inputs.shape[1]) if pos is None else pos
 
     def read(w: jax.Array, visible: jax.Array) -> dict[str, jax.Array]:
         seen = visible & is_inside[:, :, None] & is_inside[:, None, :]
@@ -147,5 +149,5 @@ def _sums(
         }
 
     with product_precision(precision):
-        layers = model.read_attention(params, inputs, sequential(inputs.shape[1]), read)
+        layers = model.read_attention(params, inputs, pos, read)
     return jax.tree.map(lambda *each: jnp.stack(each), *layers)

@@ -14,6 +14,7 @@ from posx.errors import UndefinedLength
 from posx.lab import cross_entropy
 from posx.lab.layers import sequential
 from posx.lab.model import Model
+from posx.lab.positions import Positions
 from posx.lab.runs.describe import is_defined
 from posx.lab.training.layout import Layout
 from posx.lab.training.step import flops_per_token
@@ -36,25 +37,38 @@ class Way(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def score_rows(model: Model, way: Way, num_devices: int, params: Any, tokens: jax.Array) -> Any:
-    """Return scores with the rows sharded over devices, or over the mesh that is set around the call."""
+def score_rows(model: Model, way: Way, num_devices: int, params: Any, tokens: jax.Array, pos: Any = None) -> Any:
+    """Return scores with the rows sharded over devices, or over the mesh that is set around the call.
 
-    def one(params: Any, tokens: jax.Array) -> Any:
+    pos: positions [t], None for 0 to t - 1, which are then known while the program is traced.
+    """
+
+    def one(whole: tuple[Any, Any], tokens: jax.Array) -> Any:
+        params, pos = whole
         inputs, targets = (tokens, None) if tokens.ndim == 2 else (tokens[:, 0], tokens[:, 1])
-        pos = sequential(_length(tokens))
+        pos = sequential(_length(tokens)) if pos is None else pos
         with product_precision(way.precision):
             return model.log_probs(params, inputs, pos, None, way.executor, way.score, targets)
 
-    return map_devices(one, num_devices, PartitionSpec(DATA))(params, tokens)
+    return map_devices(one, num_devices, PartitionSpec(DATA))((params, pos), tokens)
 
 
-def model_scores(model: Model, params: Any, way: Way = Way(), layout: Layout = Layout()) -> Callable[[np.ndarray], Any]:
+def model_scores(
+    model: Model, params: Any, way: Way = Way(), layout: Layout = Layout(), positions: Positions = Positions()
+) -> Callable[[np.ndarray], Any]:
     """Return the model as a function of tokens [b, t + 1] to scores [b, t], by default log-probabilities.
 
     If tokens are inputs and targets, [b, 2, t], it scores the targets at the places of the inputs.
     Sharded parameters stay sharded, and every process that holds a shard must call the result. Windows are sharded over
     `DATA`. If they are fewer than devices, the tokens of each window are sharded instead. Raises UndefinedLength for
     windows that the model does not serve.
+
+    Args:
+      model: the model.
+      params: its parameters.
+      way: how it scores tokens.
+      layout: the devices.
+      positions: of the run that it is measured for.
     """
     on = functools.cache(functools.partial(replicate, params))
 
@@ -63,14 +77,15 @@ def model_scores(model: Model, params: Any, way: Way = Way(), layout: Layout = L
         at_length = model.at_length(length)
         if not is_defined(model, length):
             raise UndefinedLength(f"defined up to position {at_length.max_position}, but {length} tokens are requested")
+        pos = positions.measure(length)
         if layout.is_global:
-            return _score_together(at_length, way, layout, params, tokens)
+            return _score_together(at_length, way, layout, params, tokens, pos)
         devices = worthwhile_devices(len(tokens) * length * flops_per_token(model, length) / 3)
         if len(tokens) < devices:  # few windows, long ones: blocks of their queries are sharded
             with jax.set_mesh(mesh(devices)):
-                return jax.device_get(score_rows(at_length, way, 1, on(devices), replicate(tokens, devices)))
+                return jax.device_get(score_rows(at_length, way, 1, on(devices), replicate(tokens, devices), pos))
         rows = shard_rows(_pad_rows(tokens, -len(tokens) % devices), devices)
-        return _first_rows(score_rows(at_length, way, devices, on(devices), rows), len(tokens))
+        return _first_rows(score_rows(at_length, way, devices, on(devices), rows, pos), len(tokens))
 
     return scores
 
@@ -99,12 +114,12 @@ def _first_rows(scores: Any, count: int) -> Any:
     return jax.tree.map(lambda x: np.asarray(x)[:count], scores)
 
 
-def _score_together(model: Model, way: Way, layout: Layout, params: Any, tokens: np.ndarray) -> Any:
+def _score_together(model: Model, way: Way, layout: Layout, params: Any, tokens: np.ndarray, pos: Any) -> Any:
     """Return scores by all devices of a layout, with the rows sharded, or the tokens of few rows."""
     rows = layout.mesh.shape[DATA]
     padded = _pad_rows(tokens, -len(tokens) % rows if len(tokens) >= rows else 0)
     with jax.set_mesh(layout.mesh):
-        return _first_rows(program(layout, model, way)(params, padded), len(tokens))
+        return _first_rows(program(layout, model, way)(params, padded, pos), len(tokens))
 
 
 @functools.cache

@@ -34,8 +34,10 @@ def init_state(model: Model, config: TrainConfig) -> State:
     return {"params": params, "opt_state": make_optimizer(config, model).init(params), "step": jnp.zeros((), jnp.int32)}
 
 
-def loss(model: Model, params: State, batch: Batch, dropout_rng: jax.Array | None, executor: str) -> jax.Array:
-    """Return the mean NLL (nats/token) of the targets of a batch, all from position 0.
+def loss(
+    model: Model, params: State, batch: Batch, dropout_rng: jax.Array | None, executor: str, pos: Any = None
+) -> jax.Array:
+    """Return the mean NLL (nats/token) of the targets of a batch.
 
     Args:
       model: the model.
@@ -43,13 +45,14 @@ def loss(model: Model, params: State, batch: Batch, dropout_rng: jax.Array | Non
       batch: tokens [b, t + 1], with weights [b, t] of the targets or without. Or inputs, targets and weights [b, t].
       dropout_rng: keys [b], None for no dropout.
       executor: of attention.
+      pos: positions [t] or [b, t], None for 0 to t - 1.
     """
     if isinstance(batch, Masked):
         tokens, targets, weights = batch
     else:
         (tokens, weights), targets = batch if isinstance(batch, Weighted) else (batch, None), None
-    length = tokens.shape[1] - (targets is None)
-    log_probs = model.log_probs(params, tokens, sequential(length), dropout_rng, executor, targets=targets)
+    pos = sequential(tokens.shape[1] - (targets is None)) if pos is None else pos
+    log_probs = model.log_probs(params, tokens, pos, dropout_rng, executor, targets=targets)
     return -(log_probs if weights is None else log_probs * weights).mean()
 
 
@@ -91,7 +94,8 @@ def _gradients(
             # The third key of the seed: the first two made the parameters. A row draws the same on any device.
             rng = jax.random.fold_in(jax.random.split(jax.random.key(config.seed), 3)[2], step)
             rng = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(rng, numbers)
-        call = functools.partial(loss, model, batch=rows, dropout_rng=rng, executor=config.executor)
+        pos = config.token_positions.train(step, numbers, config.length)
+        call = functools.partial(loss, model, batch=rows, dropout_rng=rng, executor=config.executor, pos=pos)
         with product_precision(config.precision):
             return jax.value_and_grad(call)(params)
 

@@ -15,7 +15,7 @@ from posx.lab.runs.mechanism import attention_facts
 NORMAL, SUBNORMAL = 87.34, 103.98
 
 
-def facts_of(encoding, source, length, count=12, without_content=False, heads=4):
+def facts_of(encoding, source, length, count=12, without_content=False, heads=4, pos=None):
     data = prepare(DataConfig(source=source))
     items = data.items(length, min(length, 100), count)
     config = ModelConfig(num_layers=2, model_dim=16, num_heads=heads)
@@ -25,13 +25,14 @@ def facts_of(encoding, source, length, count=12, without_content=False, heads=4)
         params = jax.tree_util.tree_map_with_path(
             lambda path, x: 0 * x if "query" in jax.tree_util.keystr(path) else x, params
         )
-    return items, model, params, attention_facts(model, params, items, "highest")
+    return items, model, params, attention_facts(model, params, items, "highest", pos=pos)
 
 
 def test_numbers_are_means_over_scored_queries(monkeypatch):
     monkeypatch.setattr(mechanism, "LARGEST_WEIGHTS", 5 * 4 * 24**2)  # three batches, the last of them filled up
-    items, model, params, found = facts_of("rope", "task:repeat_copy", 24)
-    read = jax.jit(lambda params, tokens: model.read_attention(params, tokens, sequential(24), lambda w, visible: w))
+    pos = 3 * sequential(24)
+    items, model, params, found = facts_of("rope", "task:repeat_copy", 24, pos=pos)
+    read = jax.jit(lambda params, tokens: model.read_attention(params, tokens, pos, lambda w, visible: w))
     layers = read(params, items.tokens[:, :-1])
     for n, w in enumerate(np.asarray(layers, np.float64)):
         right, entropy = [], []
