@@ -57,7 +57,7 @@ def by_hand(params, x, project, pos, visible):
     """One query after the other, in float64."""
 
     def lagged(a, n):
-        rows = [np.flatnonzero(seen)[::-1][: n + 1] for seen in visible]
+        rows = [np.flatnonzero(seen[: i + 1])[::-1][: n + 1] for i, seen in enumerate(visible)]
         return np.stack([sum((w * a[t] for w, t in zip((1, *LAGS), row)), 0 * a[0]) for row in rows])  # noqa: B905
 
     q, k, v = project(x)
