@@ -216,10 +216,10 @@ def test_partly_failed_evaluation_says_where_and_keeps_rows(capsys, workdir, mon
     module = posx.lab.runs.scores
     real = module.score_rows
 
-    def fail(model, way, num_devices, params, tokens):
+    def fail(model, way, num_devices, params, tokens, pos):
         if tokens.shape[1] > 33:
             raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
-        return real(model, way, num_devices, params, tokens)
+        return real(model, way, num_devices, params, tokens, pos)
 
     monkeypatch.setattr(module, "score_rows", fail)
     words = ["evaluate", f"--workdir={workdir}", "--lengths=16,48,64", "--protocol=nonoverlapping"]
