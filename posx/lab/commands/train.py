@@ -99,5 +99,6 @@ def _summary(run: RunConfig, rows: list[dict[str, Any]], workdir: str) -> str:
     results = [f"{result_text(by_length[length])} at {length} tokens" for length in lengths]
     where = shlex.quote(workdir)
     step = rows[0]["step"] if rows else run.train.steps
-    written = f", or posx generate --workdir {where} --prompt 'some words'" if run.train.objective != "masked" else ""
+    writes = run.train.objective != "masked" and not run.data.is_task
+    written = f", or posx generate --workdir {where} --prompt 'some words'" if writes else ""
     return f"done: {', '.join([f'{workdir} at step {step}', *results])}\nnext: posx plot --workdir {where}{written}"

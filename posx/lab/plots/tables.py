@@ -84,7 +84,8 @@ def _table(panel: Panel) -> RowTable:
     curves, columns = (answer_curves if panel.protocol == Answers.name else perplexity_curves)(panel), _columns(panel)
     named = [(f"{one.label} ({title})", points[one.label]) for one in curves for title, points in columns.items()]
     spreads = ["± standard deviation over seeds"] if any(len(point.values) > 1 for _, point in named) else []
-    spreads += ["(95 % interval over text)"] if any(point.interval for _, point in named) else []
+    scored = "items" if panel.protocol == Answers.name else "text"
+    spreads += [f"(95 % interval over {scored})"] if any(point.interval for _, point in named) else []
     warnings = [] if _has_train_len(panel) else [f"not measured at L = {panel.train_len}, so there are no ratios"]
     if warning := captions.mixture(panel.rows):
         warnings.append(warning)
