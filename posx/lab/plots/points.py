@@ -74,14 +74,14 @@ def bits_curves(panel: Panel) -> list[Curve]:
 def answer_curves(panel: Panel) -> list[Curve]:
     """Return the share of items of a task whose whole answer is right, against evaluation length in tokens.
 
-    The intervals are those of all items of the runs together: they cover other items, and not other seeds.
+    All seeds answer the same items, so the intervals are those of the mean share over the items of one run: they cover
+    other items, and not other seeds.
     """
 
     def point(length: int, own: pd.DataFrame) -> Point:
         failed = tuple(own.status[own.exact_match.isna()].where(lambda status: status.isin([*FAILED]), "nonfinite"))
         known = own[own.exact_match.notna()]
-        right, count = (known.exact_match * known.num_items).sum(), known.num_items.sum()
-        ends = wilson_interval(round(right), int(count)) if len(known) else None
+        ends = wilson_interval(float(known.exact_match.mean()), int(known.num_items.min())) if len(known) else None
         return Point(length, tuple(known.exact_match), failed, ends)
 
     curves = []

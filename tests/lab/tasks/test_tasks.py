@@ -127,3 +127,14 @@ def test_right_tokens_are_counted_by_distance():
     assert (
         Answers().make_row(LENGTH, "items", parity, "ok", (np.zeros_like(best, float), best))["distance_edges"] is None
     )
+
+
+@pytest.mark.parametrize(("right", "counts"), [(0, (167, 205, 334)), (1, (4, 10, 50, 58))])
+def test_a_share_lies_within_its_interval(right, counts):
+    """If no item is right, or every item is, rounding must not put an end of the interval beyond the share."""
+    for count in counts:
+        tokens, scored = np.zeros((count, 2), int), np.tile([False, True], (count, 1))
+        best = np.full((count, 1), bool(right))
+        row = Answers(count).make_row(1, "items", (tokens, scored, None), "ok", (np.zeros((count, 1)), best))
+        low, high = row["exact_match_interval"]
+        assert low <= row["exact_match"] == right <= high
