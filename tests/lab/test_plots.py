@@ -425,6 +425,12 @@ def test_seeds_that_answer_the_same_items_narrow_no_interval() -> None:
     assert "(95 % interval over items)" in table_of(made)
 
 
+def test_other_items_at_each_length_make_no_ratio() -> None:
+    known = {"protocol": "answers", "stride": None, "targets": "items", "num_items": 8, "exact_match": 0.5}
+    (panel,) = panels([row("rope", length, **known) for length in (64, 128)])
+    assert [point.values for curve in points.ratio_curves(panel) for point in curve.points] == [(), ()]
+
+
 def test_training_curve_takes_the_last_row_of_a_step(tmp_path: pathlib.Path) -> None:
     start(tmp_path, config())
     (tmp_path / "metrics.jsonl").write_text(
