@@ -739,6 +739,17 @@ def test_masked_runs_share_no_figure_with_runs_of_next_tokens(tmp_path: pathlib.
     assert "bits per byte" not in second
 
 
+def test_a_run_of_a_task_that_ended_with_nan_shares_the_figure(tmp_path: pathlib.Path, draw: Draw) -> None:
+    task = config(data__source="task:parity")
+    rows = measured(protocol="answers", num_items=8, num_targets=8, exact_match=0.5, bpb=None)
+    put(tmp_path, "good", [{name: x for name, x in one.items() if name != "stride"} for one in rows], task)
+    start(tmp_path / "bad", config("nope", data__source="task:parity"))
+    (tmp_path / "bad" / "metrics.jsonl").write_text(logged(5.5, math.nan))
+    drawn = draw(tmp_path)
+    assert drawn.keys() == {"answers", "training"}
+    assert entries(drawn["answers"]) == ["ended with NaN", "nope (no value)", "rope"]
+
+
 @pytest.mark.parametrize(
     ("protocol", "settings"),
     [("pseudo_perplexity", {"train__objective": "masked"}), ("answers", {"data__source": "task:parity"})],
