@@ -135,6 +135,7 @@ def test_items_of_a_length_are_longer_than_those_before():
     data = prepare(DataConfig(source="task:repeat_copy"))
     sizes = [(data.items(length, 16, 200).tokens != 3).sum(axis=1) for length in (16, 32, 48)]
     assert [(one.min(), one.max()) for one in sizes] == [(5, 17), (19, 33), (35, 49)]
+    assert prepare(DataConfig(source="task:parity")).sizes(16, 16) == (0, 13), "as in training"
 
 
 def test_batches_depend_on_step_and_seed_alone():
