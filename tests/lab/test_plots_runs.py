@@ -733,6 +733,8 @@ def test_masked_runs_share_no_figure_with_runs_of_next_tokens(tmp_path: pathlib.
         for figure in (drawn[kind], drawn[f"{kind}-{name}"]):
             assert len(entries(figure)) == 1
     assert "Pseudo-perplexity at and beyond the training length" in words(drawn["extrapolation-pseudo_perplexity"])
+    axes = ("extrapolation", True), ("extrapolation-pseudo_perplexity", False)
+    assert all(("bits per byte" in words(drawn[name])) == has_bits for name, has_bits in axes)
     assert drawn["training-masked"].axes[0].get_ylabel() == "training loss (nats per masked token)"
     first, second = plots.table(read_results(tmp_path)).split("\n\n| encoding")[1:]
     assert "| perplexity at L = 64 |" in first and "| pseudo-perplexity at L = 64 |" in second
