@@ -78,7 +78,7 @@ def bits_curves(panel: Panel) -> list[Curve]:
 def answer_curves(panel: Panel) -> list[Curve]:
     """Return the share of items of a task whose whole answer is right, against evaluation length in tokens.
 
-    All seeds answer the same items, so the intervals are those of the mean share over the items of one run: they cover
+    All seeds answer the same items, so the intervals are those of the mean share over the items of one run. They cover
     other items, and not other seeds.
     """
 
