@@ -9,7 +9,7 @@ import pytest
 import posx
 from posx.lab import plots
 from posx.lab.data import DataConfig, prepare
-from posx.lab.files.rows import row_problem
+from posx.lab.files.rows import result_text, row_problem
 from posx.lab.plots.captions import unfinished_lines
 from posx.lab.runs.describe import describe
 from posx.lab.runs.folder import RunFolder
@@ -59,6 +59,8 @@ def test_a_solved_run_is_finished_everywhere(majority, tmp_path):
     folder = RunFolder(majority)
     run = folder.read_config()
     assert Job(run, folder).part() == 1
+    rows = folder.measured_rows()[:2]
+    assert Job(run, folder).outcome() == ", ".join(f"{result_text(row)} at {row['eval_len']}" for row in rows)
     table = posx.read_results(majority)
     assert set(table.scored_step) == {200} and set(table.step) == {folder.solved_step} and not unfinished_lines(table)
     shutil.copytree(majority, tmp_path / "run")
