@@ -119,7 +119,7 @@ def _interval_of_items(right: np.ndarray, counts: np.ndarray) -> tuple[float, fl
     """
     mean, n = right.sum() / counts.sum(), len(counts)
     spread = float(np.square(right - mean * counts).sum()) * n / max(n - 1, 1)
-    if n < 2 or spread == 0:
+    if n < 2 or (right * counts.sum() == right.sum() * counts).all():  # in whole numbers, which do not round
         return None
     half = NORMAL_QUANTILE * math.sqrt(spread) / float(counts.sum())
     return max(0.0, float(mean) - half), min(1.0, float(mean) + half)

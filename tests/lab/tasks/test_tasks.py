@@ -138,3 +138,11 @@ def test_a_share_lies_within_its_interval(right, counts):
         row = Answers(count).make_row(1, "items", (tokens, scored, None), "ok", (np.zeros((count, 1)), best))
         low, high = row["exact_match_interval"]
         assert low <= row["exact_match"] == right <= high
+
+
+def test_items_that_are_alike_give_no_interval_of_tokens():
+    """15 of 22 tokens of each: rounding must not make an interval without width of them."""
+    tokens, scored = np.zeros((10, 23), int), np.tile(np.arange(23) > 0, (10, 1))
+    best = np.tile(np.arange(22) < 15, (10, 1))
+    row = Answers(10).make_row(22, "items", (tokens, scored, None), "ok", (np.zeros((10, 22)), best))
+    assert (row["accuracy"], row["accuracy_interval"]) == (15 / 22, None)
