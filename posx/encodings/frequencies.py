@@ -314,6 +314,8 @@ class Resonance(FrequencyRule):
 
     of: FrequencyRule = Geometric()
 
+    reads_base = property(lambda self: self.of.reads_base)  # type: ignore[assignment]
+
     @property
     def magnitude(self) -> float:
         return self.of.magnitude

@@ -85,7 +85,7 @@ def _results(log_probs: np.ndarray, best: np.ndarray, scored: np.ndarray) -> Row
         "nll": nll,
         "ppl": math.exp(nll) if nll < LARGEST_NLL else "inf",
         "exact_match": whole / len(counts),
-        "exact_match_interval": wilson_interval(whole, len(counts)),
+        "exact_match_interval": wilson_interval(whole / len(counts), len(counts)),
         "accuracy": int(right.sum()) / int(counts.sum()),
         "accuracy_interval": _interval_of_items(right, counts),
     }
@@ -104,12 +104,12 @@ def _distances(best: np.ndarray, source: np.ndarray) -> Row:
     return {"distance_edges": edges, "distance_accuracy": shares, "distance_targets": counts}
 
 
-def wilson_interval(right: int, count: int) -> tuple[float, float]:
+def wilson_interval(p: float, count: int) -> tuple[float, float]:
     """Return the 95 % interval of a proportion. Source: Wilson 1927, J. American Statistical Association 22."""
-    z, p = NORMAL_QUANTILE, right / count
+    z = NORMAL_QUANTILE
     middle, half = p + z * z / (2 * count), z * math.sqrt(p * (1 - p) / count + (z / (2 * count)) ** 2)
     scale = 1 + z * z / count
-    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+    return max(0.0, min(p, (middle - half) / scale)), min(1.0, max(p, (middle + half) / scale))  # p despite rounding
 
 
 def _interval_of_items(right: np.ndarray, counts: np.ndarray) -> tuple[float, float] | None:
@@ -119,7 +119,7 @@ def _interval_of_items(right: np.ndarray, counts: np.ndarray) -> tuple[float, fl
     """
     mean, n = right.sum() / counts.sum(), len(counts)
     spread = float(np.square(right - mean * counts).sum()) * n / max(n - 1, 1)
-    if n < 2 or spread == 0:
+    if n < 2 or (right * counts.sum() == right.sum() * counts).all():  # in whole numbers, which do not round
         return None
     half = NORMAL_QUANTILE * math.sqrt(spread) / float(counts.sum())
     return max(0.0, float(mean) - half), min(1.0, float(mean) + half)

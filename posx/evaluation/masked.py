@@ -42,6 +42,17 @@ class PseudoPerplexity(Protocol):
     stretch: int = 0
 
     @classmethod
+    def problems(cls, config: EvalConfig, train_len: int) -> list[str]:
+        if not 0 < config.num_targets < cls.share[1]:
+            return []
+        return [
+            (
+                f"eval.num_targets={config.num_targets}: {cls.share[0]} of every {cls.share[1]} tokens are scored. "
+                f"Give at least {cls.share[1]} tokens of text, or 0 for all."
+            )
+        ]
+
+    @classmethod
     def from_run(cls, config: EvalConfig, train_len: int, longest: int) -> PseudoPerplexity:
         hidden, group = cls.share
         return cls(config.num_targets // group * hidden, longest)

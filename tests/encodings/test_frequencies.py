@@ -233,6 +233,7 @@ def test_specs_spell_rules(text):
         ),
         ("rope(frequencies=clip(planes=99))", "planes=99 is more than the 8 planes"),
         ("rope(base=500, frequencies=periodic(periods=(2,)))", "base=500.0 has no effect on periodic. Leave it out"),
+        ("rope(base=500, frequencies=resonance(of=periodic(periods=(2,))))", "base=500.0 has no effect on resonance"),
         ("rope(frequencies=periodic(periods=(2, 0)))", "periods=(2, 0) must be at least 1"),
         ("rope(rotary_dim=2, frequencies=periodic(periods=(2, 3)))", "periods has 2 numbers. Name 1 to 1"),
         ("rope(frequencies=longrope)", "short_factors has 0 numbers, but 8 planes rotate"),

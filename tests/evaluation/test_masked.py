@@ -6,7 +6,9 @@ import pytest
 from posx.errors import ConfigError, DataError
 from posx.evaluation import evaluate
 from posx.evaluation.masked import PseudoPerplexity
+from posx.evaluation.protocols import problems
 from posx.evaluation.scoring import Measured
+from posx.evaluation.settings import EvalConfig
 from posx.evaluation.statistics import few_places
 
 N = 40_000
@@ -75,6 +77,8 @@ def test_short_texts_and_few_targets_are_refused():
         measured(PseudoPerplexity(), (512,), STREAM[:400])
     with pytest.raises(ConfigError, match="num_targets=2: at least 3"):
         measured(PseudoPerplexity(2), (32,))
+    few, enough = (EvalConfig((8,), ("pseudo_perplexity",), num_targets=count) for count in (19, 20))
+    assert "eval.num_targets=19" in problems(few, 8)[0] and not problems(enough, 8)
 
 
 def test_functions_of_next_tokens_are_not_measured():

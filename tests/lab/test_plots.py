@@ -416,6 +416,21 @@ def test_maps_weigh_distances_by_their_tokens(tmp_path: pathlib.Path) -> None:
     assert [curves.draws("distance_map", one) for one in (panel, without)] == [True, False]
 
 
+def test_seeds_that_answer_the_same_items_narrow_no_interval() -> None:
+    known = {"protocol": "answers", "stride": None, "num_items": 100, "accuracy": 0.5}
+    made = [row("rope", 64, seed, **known, exact_match=share) for seed, share in enumerate((0.25, 0.5, 0.75))]
+    (panel,) = panels(made)
+    ((point,),) = (curve.points for curve in points.answer_curves(panel))
+    assert (point.mean, point.interval) == (0.5, pytest.approx((0.4038, 0.5962), abs=1e-4))
+    assert "(95 % interval over items)" in table_of(made)
+
+
+def test_other_items_at_each_length_make_no_ratio() -> None:
+    known = {"protocol": "answers", "stride": None, "targets": "items", "num_items": 8, "exact_match": 0.5}
+    (panel,) = panels([row("rope", length, **known) for length in (64, 128)])
+    assert [point.values for curve in points.ratio_curves(panel) for point in curve.points] == [(), ()]
+
+
 def test_training_curve_takes_the_last_row_of_a_step(tmp_path: pathlib.Path) -> None:
     start(tmp_path, config())
     (tmp_path / "metrics.jsonl").write_text(

@@ -36,6 +36,14 @@ def test_rope_bound_matches_its_definition() -> None:
     assert effects.rope_bound(8, np.array([0, 5])) == pytest.approx([2.5, sum(sums) / 4])
 
 
+def test_the_bound_is_drawn_for_its_own_frequencies_alone() -> None:
+    specs = {"rope(base=500)": True, "rope(frequencies=periodic(periods=(2,)))": False}
+    for spec, is_drawn in specs.items():
+        said = words(pictures.encodings([subject(spec)]))
+        assert ("RoFormer's bound on q·k, base = 500" in said) == is_drawn
+        assert is_drawn or not any("RoFormer" in text for text in said)
+
+
 @pytest.mark.slow
 def test_without_runs_the_catalogue_is_drawn(tmp_path: pathlib.Path) -> None:
     assert [path.name for path in plots.plot(tmp_path / "none", "encodings")] == ["encodings.png", "encodings.svg"]

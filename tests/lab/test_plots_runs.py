@@ -733,10 +733,23 @@ def test_masked_runs_share_no_figure_with_runs_of_next_tokens(tmp_path: pathlib.
         for figure in (drawn[kind], drawn[f"{kind}-{name}"]):
             assert len(entries(figure)) == 1
     assert "Pseudo-perplexity at and beyond the training length" in words(drawn["extrapolation-pseudo_perplexity"])
+    axes = ("extrapolation", True), ("extrapolation-pseudo_perplexity", False)
+    assert all(("bits per byte" in words(drawn[name])) == has_bits for name, has_bits in axes)
     assert drawn["training-masked"].axes[0].get_ylabel() == "training loss (nats per masked token)"
     first, second = plots.table(read_results(tmp_path)).split("\n\n| encoding")[1:]
     assert "| perplexity at L = 64 |" in first and "| pseudo-perplexity at L = 64 |" in second
     assert "bits per byte" not in second
+
+
+def test_a_run_of_a_task_that_ended_with_nan_shares_the_figure(tmp_path: pathlib.Path, draw: Draw) -> None:
+    task = config(data__source="task:parity")
+    rows = measured(protocol="answers", num_items=8, num_targets=8, exact_match=0.5, bpb=None)
+    put(tmp_path, "good", [{name: x for name, x in one.items() if name != "stride"} for one in rows], task)
+    start(tmp_path / "bad", config("nope", data__source="task:parity"))
+    (tmp_path / "bad" / "metrics.jsonl").write_text(logged(5.5, math.nan))
+    drawn = draw(tmp_path)
+    assert drawn.keys() == {"answers", "training"}
+    assert entries(drawn["answers"]) == ["ended with NaN", "nope (no value)", "rope"]
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,12 @@ def test_each_number_has_its_own_window_and_unit(runs):
     assert facts["R_4"] == (256, 256, "1", 262144)
 
 
+def test_pseudo_perplexity_is_per_token(tmp_path):
+    made_rows.write(tmp_path, [made_rows.row("rope", 64, protocol="pseudo_perplexity")])
+    (number, *_) = json.loads(plots.format_table(tmp_path, "json"))["numbers"]
+    assert (number["column"], number["unit"]) == ("pseudo-perplexity at L = 64", "per token")
+
+
 def test_names_are_text_in_spreadsheets_and_in_latex(tmp_path):
     """A name that looks like a formula has a quote before it in CSV. LaTeX without packages knows no Greek."""
     made_rows.write(tmp_path, [made_rows.row("rope", 64) | {"encoding": "=1+θ:A", "layers": ["=1+θ:A"]}])

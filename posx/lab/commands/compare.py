@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from posx.errors import ConfigError, WorkdirError
+from posx.evaluation.answers import Answers
 from posx.evaluation.differences import SIGNIFICANCE
 from posx.evaluation.protocols import protocol_class
 from posx.lab.commands import work_folders
@@ -50,6 +51,11 @@ def run_compare(values: dict[str, Any], _: None) -> None:
     stored = table[(table.left_out == "") & (table.protocol != PER_POSITION)]
     if (stored.status == "diverged").all():
         raise WorkdirError(f"{_join(folders)}: no run has results. Measure them with posx evaluate.")
+    if (stored.protocol == Answers.name).all():
+        raise ConfigError(
+            f"{_join(folders)}: posx compare judges losses on text, but these runs answer a task. Use posx table: it "
+            "shows right answers with intervals."
+        )
     curves = curves_of_runs(list_runs(stored))
     names = [curve.label for curve in curves]
     if len(curves) < 2:

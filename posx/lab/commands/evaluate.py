@@ -147,7 +147,8 @@ def _request(values: dict[str, Any], folder: RunFolder, run: RunConfig, parent: 
     }  # fmt: skip
     given = {name: value for name, value in flags.items() if value not in (None, "", ())}
     config = dataclasses.replace(run.eval, **settings["eval"] | given)
-    asked = dataclasses.replace(run, eval=config, data=dataclasses.replace(run.data, **settings["data"]))
+    asked = dataclasses.replace(run, data=dataclasses.replace(run.data, **settings["data"]))
+    asked = dataclasses.replace(asked, eval=config.resolve(asked.target_kind))
     check_run(asked)
     return Request(folder, run, asked, settings["data"], parent)
 

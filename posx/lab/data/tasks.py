@@ -102,7 +102,7 @@ class TaskDataset(Dataset):
 
     def sizes(self, length: int, train_len: int) -> tuple[int, int]:
         """Return the fewest and the most symbols of the items that measure a length; fewest > most without any."""
-        shorter = self.task.longest(length - train_len) if length > train_len else 0
+        shorter = self.task.longest(length - train_len) if length > train_len else self.task.fewest - 1
         return max(self.task.fewest, shorter + 1), self.task.longest(length)
 
     def _draw(self, what: str, step: int, count: int, fewest: int, longest: int, length: int) -> Items:

@@ -151,9 +151,11 @@ def _nothing(ax: Axes, text: str) -> None:
 
 def _bits_axis(ax: Axes, panel: Panel) -> None:
     """Draw an axis of bits per byte, if all rows have equal bytes a token and nearly no separators among targets."""
-    rows = panel.rows
-    scored = plain_rows(rows[finite_perplexity(rows).notna()][points.BLOCKS])
-    known = all(row["num_bytes"] and row["num_targets"] and points.nearly_all_text(row) for row in scored)
+    rows = panel.rows[finite_perplexity(panel.rows).notna()]
+    scored = plain_rows(rows[points.BLOCKS])
+    known = rows.bpb.notna().all() and all(
+        row["num_bytes"] and row["num_targets"] and points.nearly_all_text(row) for row in scored
+    )
     sizes = {row["num_bytes"] / row["num_targets"] for row in scored} if known else set()
     if len(sizes) != 1:
         return

@@ -23,7 +23,7 @@ FIELDS = (
     "text_low", "text_high", "no_interval", "failed", "num_targets", "num_documents", "tokenizer", "text", "warning",
 )  # fmt: skip
 #: The unit of a column by the start of its title; ratios and shares have none.
-_UNITS = {"perplexity": "per token", "bits": "bits per byte", "entropy": "nats"}
+_UNITS = {"perplexity": "per token", "pseudo-perplexity": "per token", "bits": "bits per byte", "entropy": "nats"}
 #: The columns that they are from, of what was scored.
 _SCORED = {name: name for name in ("stride", "num_targets", "num_documents", "tokenizer")} | {"text": "data_digest"}
 

@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
 from posx.contract import Chain, acting_hooks
 from posx.encodings import Rope
+from posx.encodings.frequencies import Geometric
 from posx.lab.plots import effects, look
 from posx.lab.plots.effects import Subject
 
@@ -78,7 +79,7 @@ def _panels(subject: Subject) -> list[Draw]:
         title = "q·k of one vector as query and key"
         add(_lines, match[0], _label_heads(match[1]), train_len, title, "mean over unit vectors")
     for part in subject.encoding.parts if isinstance(subject.encoding, Chain) else (subject.encoding,):
-        if isinstance(part, Rope):
+        if isinstance(part, Rope) and part.frequencies == Geometric():  # the bound is of its frequencies
             bound = {"": effects.rope_bound(part.rotary_dim or subject.dims.head_dim, np.arange(n), part.base)}
             title = f"RoFormer's bound on q·k, base = {part.base:g}"
             add(_lines, np.arange(n), bound, train_len, title, "relative upper bound", _DISTANCE, 0.0)

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from posx.errors import ConfigError
-from posx.evaluation.answers import wilson_interval
+from posx.evaluation.answers import Answers, wilson_interval
 from posx.evaluation.statistics import check_pair, few_places, half_width, mean_blocks
 from posx.lab.files.rows import number
 from posx.lab.plots.groups import Curve, Panel, Point
@@ -46,10 +46,14 @@ def perplexity_curves(panel: Panel) -> list[Curve]:
 
 
 def ratio_curves(panel: Panel) -> list[Curve]:
-    """Return R_k = ppl(kL) / ppl(L) against k >= 1: ratios within each run, of the same targets, then averaged."""
+    """Return R_k = ppl(kL) / ppl(L) against k >= 1: ratios within each run, of the same targets, then averaged.
+
+    A task has other items at each length, so it has no ratios.
+    """
     rows = panel.rows
     at_train = rows[rows.eval_len == panel.train_len].drop_duplicates("run", keep="last").set_index("run", drop=False)
-    base = rows.run.map(finite_perplexity(at_train)).where(rows.run.map(at_train.targets) == rows.targets)
+    same = (rows.run.map(at_train.targets) == rows.targets) & (panel.protocol != Answers.name)
+    base = rows.run.map(finite_perplexity(at_train)).where(same)
     return _curves(panel, finite_perplexity(rows) / base, _factors, at_train, panel.train_len)
 
 
@@ -74,14 +78,14 @@ def bits_curves(panel: Panel) -> list[Curve]:
 def answer_curves(panel: Panel) -> list[Curve]:
     """Return the share of items of a task whose whole answer is right, against evaluation length in tokens.
 
-    The intervals are those of all items of the runs together: they cover other items, and not other seeds.
+    All seeds answer the same items, so the intervals are those of the mean share over the items of one run. They cover
+    other items, and not other seeds.
     """
 
     def point(length: int, own: pd.DataFrame) -> Point:
         failed = tuple(own.status[own.exact_match.isna()].where(lambda status: status.isin([*FAILED]), "nonfinite"))
         known = own[own.exact_match.notna()]
-        right, count = (known.exact_match * known.num_items).sum(), known.num_items.sum()
-        ends = wilson_interval(round(right), int(count)) if len(known) else None
+        ends = wilson_interval(float(known.exact_match.mean()), int(known.num_items.min())) if len(known) else None
         return Point(length, tuple(known.exact_match), failed, ends)
 
     curves = []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import inspect
 import io
 import logging
@@ -20,7 +21,7 @@ import pandas as pd
 
 from posx.errors import PosxError
 from posx.evaluation.statistics import horizon
-from posx.lab.config import base_config, run_config
+from posx.lab.config import TrainConfig, base_config, run_config
 from posx.lab.files.rows import number
 from posx.lab.plots import captions, effects, look, pictures
 from posx.lab.plots.formats import FORMATS
@@ -236,12 +237,13 @@ def _settings(run: pd.Series) -> dict[str, str]:
     A setting that posx resolved from others is a default too.
     """
     try:
-        usual = base_config(re.split(" under | from ", run.method)[0])
+        usual = base_config(re.split(" under | at | from ", run.method)[0])
         skipped: tuple[str, ...] = ("layers.", "encoding.")
     except PosxError:  # a hybrid, or a class of the user's own that is not at hand
         usual, skipped = base_config("nope"), OF_ENCODINGS
     given = {name: value for name, value in run.settings.items() if not name.startswith(skipped)}
-    defaults = run_config(usual).settings
+    defaults = {f"train.{field.name}": field.default for field in dataclasses.fields(TrainConfig)}
+    defaults |= run_config(usual).settings  # which leaves out what is not set
     for name in RESOLVED_FROM:
         section, _, field = name.partition(".")
         if name in given:

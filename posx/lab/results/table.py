@@ -5,8 +5,9 @@ The steps are operations on the table, in this order:
 1. Read the whole rows.
 2. Keep the last row of each measurement.
 3. Use each run's rows of one text, one code and the last step.
-4. Use the rows on the targets that most runs have.
-5. Use the longest windows, for losses by position.
+4. Use the rows of most items of a task.
+5. Use the rows on the targets that most runs have.
+6. Use the longest windows, for losses by position.
 
 Lengths are in tokens.
 """
@@ -36,7 +37,7 @@ PER_POSITION = PerPosition.name
 OTHER_TARGETS = "scored on other targets (not comparable)"
 #: The columns that tell measurements apart.
 _MEASUREMENT = [
-    "run", "targets", "block_len", "hash", "step", "weights", "code_text", "protocol", "eval_len", "stride"
+    "run", "targets", "block_len", "hash", "step", "weights", "code_text", "protocol", "eval_len", "stride", "num_items"
 ]  # fmt: skip
 _TARGETS = ["targets", "block_len"]
 _LOG = logging.getLogger(__name__)
@@ -119,8 +120,9 @@ def _nan_rows(folder: pathlib.Path, name: Callable[[pathlib.Path], str]) -> Iter
     for run in _without_results(folder):
         step = run.nan_step()
         if step is not None and (facts := config_facts(run.path, name(run.path)))["train_len"]:
-            lengths = dict.fromkeys(("eval_len", "stride", "anchor"), facts["train_len"])
-            protocol, *_ = USUAL[run.read_config().target_kind]
+            protocol, *_ = USUAL[kind := run.read_config().target_kind]
+            names = ("eval_len", "anchor") if kind == "task" else ("eval_len", "anchor", "stride")
+            lengths = dict.fromkeys(names, facts["train_len"])
             yield facts | lengths | {"protocol": protocol, "step": step, "status": "diverged"}
 
 
@@ -155,7 +157,7 @@ def build_results(stored: Mapping[str, Sequence[Mapping[str, Any]]], workdir: st
       stored: {name of a run: its rows, in the order of writing}.
       workdir: the folder that the names are below, as a command can name it.
     """
-    rows = _select_last_runs(_last_of_each(_read(stored, workdir), _MEASUREMENT))
+    rows = _select_most_items(_select_last_runs(_last_of_each(_read(stored, workdir), _MEASUREMENT)))
     used = rows.left_out == ""
     parts = [rows[~used]]
     for (_, _, protocol), members in rows[used].groupby(["data_digest", "train_len", "protocol"], sort=False):
@@ -231,6 +233,12 @@ def _facts(rows: pd.DataFrame) -> pd.DataFrame:
     facts = [run_facts(row) | {"longest": longest[run]} for run, row in zip(firsts.run, firsts.row, strict=True)]
     columns = {name: column for name, column in RUN_COLUMNS.items() if name not in ("run", "workdir", "train_len")}
     return make_table(facts, columns).set_index(pd.Index(firsts.run))
+
+
+def _select_most_items(rows: pd.DataFrame) -> pd.DataFrame:
+    """Leave out the rows of a task that answered fewer of the same items than another row of the run."""
+    most = rows[rows.left_out == ""].groupby(["run", "eval_len"]).num_items.transform("max").reindex(rows.index)
+    return _leave_out(rows, (rows.num_items < most).fillna(False).astype(bool), "of fewer items than are used")
 
 
 def stride_rule(rows: pd.DataFrame) -> pd.Series:

@@ -20,7 +20,11 @@ def shared_places(run: RunConfig, held: RunConfig) -> list[str]:
 
 
 def may_be_the_same(run: RunConfig, held: RunConfig, anywhere: bool) -> bool:
-    """Tell whether the settings name the text of the run `held`, at the same place, or at any place if `anywhere`."""
+    """Tell whether the settings name the text of the run `held`, at the same place, or at any place if `anywhere`.
+
+    A task has no place: its name says which items it has.
+    """
+    anywhere = anywhere and not (run.data.is_task or held.data.is_task)
     names = run.data.token_settings().keys() - (set(corpus.PLACES) if anywhere else set())
     return all(getattr(run.data, name) == getattr(held.data, name) for name in names)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from posx.errors import PosxError
-from posx.evaluation.protocols import Nonoverlapping, run_protocols
+from posx.evaluation.protocols import protocol_class, run_protocols
 from posx.lab.config import RunConfig
 from posx.lab.files import lines
 from posx.lab.files.atomic import write_json
@@ -133,8 +133,9 @@ class Job(_Task):
         return f"{self.name} {last[0]['step']}/{self.run.train.steps}{told}"
 
     def outcome(self) -> str:
-        """Return perplexities of the non-overlapping protocol at the shortest and the longest length."""
-        rows = {row["eval_len"]: row for row in self.folder.measured_rows() if row["protocol"] == Nonoverlapping.name}
+        """Return the results of the first protocol at the shortest and the longest length."""
+        first = protocol_class(self.run.eval.protocols[0]).name
+        rows = {row["eval_len"]: row for row in self.folder.measured_rows() if row["protocol"] == first}
         ends = sorted({min(rows), max(rows)}) if rows else []
         return ", ".join(f"{result_text(rows[length])} at {length}" for length in ends)
 

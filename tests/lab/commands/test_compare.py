@@ -380,6 +380,12 @@ def test_compare_needs_two_kinds_of_runs_with_results(capsys, tmp_path):
     refused(capsys, 2, ["compare"], "--workdir is missing")
 
 
+def test_answers_of_a_task_are_not_compared_by_losses(capsys, tmp_path):
+    for encoding in NAMES:
+        put(tmp_path, encoding, protocol="answers", num_items=8, exact_match=0.5, block_nll=None)
+    refused(capsys, 2, ["compare", str(tmp_path)], "these runs answer a task. Use posx table")
+
+
 def test_the_script_of_the_guide_gives_the_same_numbers(capsys, tmp_path, monkeypatch):
     for seed in range(3):
         for name, shift in (("alibi", 0.0), ("rope", 0.1), ("t5", 0.12)):

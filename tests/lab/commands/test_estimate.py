@@ -30,6 +30,7 @@ def test_dry_run_of_evaluate_says_what_is_stored_and_shared(capsys, workdir):
     code, out, err = tiny.call(capsys, *words[:3], "--dry_run")
     assert code == 0 and out.splitlines()[-1].endswith("nothing to compute"), err
     assert {cells[-1] for cells in table(out).values()} == {"stored"}
+    assert tiny.call(capsys, *words[:3], "--config.eval.protocols=()", "--dry_run")[:2] == (0, out), "the usual ones"
     code, out, err = tiny.call(capsys, *words)
     assert code == 0, err
     rows = table(out)

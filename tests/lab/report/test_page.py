@@ -76,13 +76,17 @@ def test_defaults_are_no_differences(tmp_path):
     """Neither the default text, named with the version of Python, nor a size that follows from another."""
     changed = base_config("rope")
     changed.model.model_dim, changed.model.num_layers, changed.train.learning_rate = 64, 2, 0.5
+    changed.train.positions = "offset(longest=99)"
     for name, config in (("plain", base_config("rope")), ("changed", changed)):
         settings = run_config(config).settings
         named = {"data_source": "stdlib (Python 3.11.7)", "tokenizer": "bytes"}
         put(tmp_path, "rope", name=name, settings=settings, **named)
-    found = {run: line for run, line in zip(("changed", "plain"), content([tmp_path])["settings"], strict=True)}
+    found = {run: line for run, line in zip(("plain", "changed"), content([tmp_path])["settings"], strict=True)}
     assert found["plain"] == {}
-    assert found["changed"] == {"model.model_dim": "64", "model.num_layers": "2", "train.learning_rate": "0.5"}
+    assert found["changed"] == {
+        "model.model_dim": "64", "model.num_layers": "2", "train.learning_rate": "0.5",
+        "train.positions": "offset(longest=99)",
+    }  # fmt: skip
 
 
 def test_an_encoding_without_a_picture_says_why(tmp_path):

@@ -41,6 +41,14 @@ def test_a_repeated_measurement_counts_once_with_its_last_value(tmp_path):
     assert posx.read_results(write(tmp_path, made)).ppl.tolist() == [4.0, 8.0]
 
 
+def test_of_a_task_the_row_of_most_items_counts():
+    known = {"protocol": "answers", "stride": None, "targets": "items", "own_text": True}
+    made = [row("rope", 64, **known, num_items=n, exact_match=0.5) for n in (20, 2000, 20, 100)]
+    table = build_results({"run": made})
+    used = {n: not why for n, why in zip(table.num_items, table.left_out, strict=True)}
+    assert used == {20: False, 100: False, 2000: True} and "of fewer items than are used" in {*table.left_out}
+
+
 def test_a_run_that_ended_with_nan_is_a_row_without_values(tmp_path):
     start(tmp_path / "bad", config("t5"))
     (tmp_path / "bad" / "metrics.jsonl").write_text(logged(5.5) + logged("nan", step=3))

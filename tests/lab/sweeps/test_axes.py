@@ -53,6 +53,19 @@ def test_every_combination_is_a_run_named_by_what_varies(tmp_path):
     assert [type(part).__name__ for part in first.parts] == ["Rope", "Alibi"] and first.parts[0].base == 5e5
 
 
+def test_a_run_of_another_task_is_not_taken_for_this_one(tmp_path):
+    """Whether or not its items are drawn, as for --dry_run and --status."""
+    config = config_of()
+    for source, text in (("task:parity", "1f"), ("task:s5", ""), ("stdlib", ""), ("task:parity", "1f")):
+        config.data.source = source
+        (job,) = plan(read_sections(config), tmp_path)
+        if not job.folder.config_file.exists():
+            job.folder.path.mkdir()
+            job.folder.write_config(dataclasses.replace(job.run, text="1f", held_out="1f"))
+        else:
+            assert job.run.text == text, source
+
+
 def test_axes_vary_in_the_order_of_their_names(tmp_path):
     steps, tied = {"train__steps": (100, 200)}, {"model__tied": (True, False)}
     one, other = (list(planned(tmp_path, **first, **second)) for first, second in ((steps, tied), (tied, steps)))

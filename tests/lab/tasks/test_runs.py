@@ -9,7 +9,7 @@ import pytest
 import posx
 from posx.lab import plots
 from posx.lab.data import DataConfig, prepare
-from posx.lab.files.rows import row_problem
+from posx.lab.files.rows import result_text, row_problem
 from posx.lab.plots.captions import unfinished_lines
 from posx.lab.runs.describe import describe
 from posx.lab.runs.folder import RunFolder
@@ -59,6 +59,8 @@ def test_a_solved_run_is_finished_everywhere(majority, tmp_path):
     folder = RunFolder(majority)
     run = folder.read_config()
     assert Job(run, folder).part() == 1
+    rows = folder.measured_rows()[:2]
+    assert Job(run, folder).outcome() == ", ".join(f"{result_text(row)} at {row['eval_len']}" for row in rows)
     table = posx.read_results(majority)
     assert set(table.scored_step) == {200} and set(table.step) == {folder.solved_step} and not unfinished_lines(table)
     shutil.copytree(majority, tmp_path / "run")
@@ -135,6 +137,7 @@ def test_items_of_a_length_are_longer_than_those_before():
     data = prepare(DataConfig(source="task:repeat_copy"))
     sizes = [(data.items(length, 16, 200).tokens != 3).sum(axis=1) for length in (16, 32, 48)]
     assert [(one.min(), one.max()) for one in sizes] == [(5, 17), (19, 33), (35, 49)]
+    assert prepare(DataConfig(source="task:parity")).sizes(16, 16) == (0, 13), "as in training"
 
 
 def test_batches_depend_on_step_and_seed_alone():

@@ -127,3 +127,22 @@ def test_right_tokens_are_counted_by_distance():
     assert (
         Answers().make_row(LENGTH, "items", parity, "ok", (np.zeros_like(best, float), best))["distance_edges"] is None
     )
+
+
+@pytest.mark.parametrize(("right", "counts"), [(0, (167, 205, 334)), (1, (4, 10, 50, 58))])
+def test_a_share_lies_within_its_interval(right, counts):
+    """If no item is right, or every item is, rounding must not put an end of the interval beyond the share."""
+    for count in counts:
+        tokens, scored = np.zeros((count, 2), int), np.tile([False, True], (count, 1))
+        best = np.full((count, 1), bool(right))
+        row = Answers(count).make_row(1, "items", (tokens, scored, None), "ok", (np.zeros((count, 1)), best))
+        low, high = row["exact_match_interval"]
+        assert low <= row["exact_match"] == right <= high
+
+
+def test_items_that_are_alike_give_no_interval_of_tokens():
+    """15 of 22 tokens of each: rounding must not make an interval without width of them."""
+    tokens, scored = np.zeros((10, 23), int), np.tile(np.arange(23) > 0, (10, 1))
+    best = np.tile(np.arange(22) < 15, (10, 1))
+    row = Answers(10).make_row(22, "items", (tokens, scored, None), "ok", (np.zeros((10, 22)), best))
+    assert (row["accuracy"], row["accuracy_interval"]) == (15 / 22, None)
