@@ -68,9 +68,7 @@ def run_compare(values: dict[str, Any], _: None) -> None:
         others, reasons = verdicts(stored, curves)
         if others:
             flags = " ".join(f"--{name}={values[name]}" for name in ("lengths", "protocol") if values[name])
-            raise ConfigError(
-                f"{flags}: no two runs were both measured there. Leave the flag out to see what they measured."
-            )
+            raise ConfigError(f"{flags}: no two runs were measured there. Leave it out to see what they measured.")
     if all(verdict.ratio is None for verdict in judged):
         why = reasons[0] if reasons else judged[0].reason
         how = "Evaluate all with one command, on one text, at the same lengths."
