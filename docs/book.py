@@ -38,6 +38,8 @@ STUDIES = {
     "layers": "RoPE in some layers, windows in some",
     "recipe": "Learning rates of position parameters",
     "variants": "RoPE's base, alone and beside ALiBi",
+    "tasks": "Right answers to longer items",
+    "encoders": "Encoders on masked tokens, planned",
     "cost": "Speed and memory",
     "scale": "One run over several processes",
     "intervals": "Coverage of the intervals",

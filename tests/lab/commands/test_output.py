@@ -10,8 +10,7 @@ import jax
 import pytest
 
 import posx.lab.cli
-from posx.lab.data import batch
-from posx.lab.training import loop
+from posx.lab.data import TextDataset
 from tests import tiny
 from tests.lab.commands import one_line
 
@@ -80,11 +79,13 @@ def test_an_interrupt_that_lands_in_a_destructor_is_not_lost(site, tmp_path, mon
         def __del__(self):
             signal.raise_signal(signal.SIGINT)
 
+    batch = TextDataset.batch
+
     def batch_with_garbage(*args, **options):
         Unlucky()
         return batch(*args, **options)
 
-    monkeypatch.setattr(loop, "batch", batch_with_garbage)
+    monkeypatch.setattr(TextDataset, "batch", batch_with_garbage)
     with warnings.catch_warnings(), jax.numpy_dtype_promotion("standard"):  # Optax promotes types
         warnings.simplefilter("ignore", pytest.PytestUnraisableExceptionWarning)
         code = posx.lab.cli.main(["train", f"--config={site / 'tiny.py'}", f"--workdir={tmp_path / 'run'}"])
