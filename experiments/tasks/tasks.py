@@ -104,7 +104,7 @@ def figure(cells: Cells, path: Path) -> None:
         image = axis.imshow(means, vmin=0, vmax=100, aspect="auto", cmap="viridis")
         for (line, column), value in np.ndenumerate(means):
             text = "-" if np.isnan(value) else f"{value:.0f}"
-            color = "black" if value > 55 else "white"
+            color = "white" if value <= 55 else "black"
             axis.text(column, line, text, ha="center", va="center", color=color, fontsize=8)
         axis.set_xticks(range(len(FACTORS)), ["L" if k == 1 else f"{k} L" for k in FACTORS])
         axis.set_yticks(range(len(names)), names, fontsize=8)
