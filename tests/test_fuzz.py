@@ -97,7 +97,7 @@ def test_rows(whole, tmp_path):
     (tmp_path / "config.json").write_bytes((whole / "config.json").read_bytes())
     folder = RunFolder(tmp_path)
 
-    @fuzz(600, st.integers(0, len(rows) - 1).flatmap(lambda n: st.tuples(st.just(n), altered(rows[n]))))
+    @fuzz(200, st.integers(0, len(rows) - 1).flatmap(lambda n: st.tuples(st.just(n), altered(rows[n]))))
     def one(case):
         n, raw = case
         folder.eval_file.write_bytes("\n".join(rows[:n]).encode() + b"\n" + raw + b"\n" + rows[-1].encode())

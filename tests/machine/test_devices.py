@@ -59,8 +59,8 @@ def test_a_run_on_eight_devices_is_that_on_one(tmp_path):
 def test_more_devices_than_cores_go_on_after_a_long_stop(tmp_path):
     """As after Ctrl-Z and fg, or a night's sleep: XLA would complain after 20 s, and end the process after 40 more."""
     tiny.write_config(tmp_path)
-    words = ["train", f"--config={tmp_path / 'tiny.py'}", "--config.train.steps=150", "--config.model.model_dim=64"]
-    words += ["--config.train.batch_size=128", "--config.train.length=64", "--config.train.checkpoint_steps=150"]
+    words = ["train", f"--config={tmp_path / 'tiny.py'}", "--config.train.steps=60", "--config.model.model_dim=64"]
+    words += ["--config.train.batch_size=128", "--config.train.length=64", "--config.train.checkpoint_steps=60"]
     with bind_cores(usable_cores()[:1]):
         process = tiny.start(*words, f"--workdir={tmp_path / 'run'}", **EIGHT)
     metrics = tmp_path / "run" / "metrics.jsonl"
