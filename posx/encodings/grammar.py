@@ -15,9 +15,14 @@ import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar
 
-from posx.errors import ConfigError
+from posx.contract.fields import field_problems
+from posx.errors import ConfigError, join_problems, nearest
+from posx.parsing import typed_fields
+
+T = TypeVar("T")
 
 #: Replaces the colon of "my_module:MyEncoding" while Python reads the text: a letter that nobody types.
 _COLON = "\u02d0"
@@ -109,6 +114,35 @@ def _source(tree: ast.expr) -> str:
 def _unreadable(text: str, word: str, why: str) -> ConfigError:
     shown, at = (f"{x[:60]}..." if len(x) > 63 else x for x in (text, word))
     return ConfigError(f"encoding {shown!r}, at {at!r}: {why}")
+
+
+def parse_value(text: str, what: str, kinds: str, classes: Mapping[str, type[T]], examples: Mapping[str, str]) -> T:
+    """Return the frozen value that a text names, as "offset(longest=300)".
+
+    Args:
+      text: the name of a class, with fields in parentheses.
+      what: the kind of value in messages, as "position policy".
+      kinds: the same, if there are several.
+      classes: the dataclasses by name.
+      examples: a text of each class, with the fields that have no default.
+
+    Raises:
+      ConfigError: the name or a field is unknown, a field is missing, or it does not fit.
+    """
+    spec = parse(text)
+    name = spec.pop("name") if isinstance(spec, dict) else text
+    if not isinstance(spec, dict) or name not in classes:
+        listed = ", ".join(examples.values())
+        raise ConfigError(f"{what} {name!r} is unknown. {nearest(name, list(classes))}The {kinds} are: {listed}.")
+    cls = classes[name]
+    given = typed_fields(cls, spec, f"{what} {text!r}", "")
+    needed = [field.name for field in fields(cls) if field.default is MISSING]  # type: ignore[arg-type]
+    if missing := [name for name in needed if name not in given]:
+        raise ConfigError(f"{what} {text!r} has no {missing[0]}. Give {examples[name]}.")
+    value = cls(**given)
+    if problems := list(field_problems(value)):
+        raise ConfigError(join_problems([f"{what} {text}: {problem}" for problem in problems]))
+    return value
 
 
 def unparse(spec: str | Mapping[str, Any] | Sequence[Any]) -> str:

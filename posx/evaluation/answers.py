@@ -17,7 +17,7 @@ from posx.errors import ConfigError
 from posx.evaluation.base import Protocol, Row
 from posx.evaluation.scoring import Targets
 from posx.evaluation.settings import EvalConfig
-from posx.evaluation.statistics import LARGEST_NLL
+from posx.evaluation.statistics import stored_perplexity
 
 #: The 97.5 % point of the normal distribution.
 NORMAL_QUANTILE = 1.959964
@@ -83,7 +83,7 @@ def _results(log_probs: np.ndarray, best: np.ndarray, scored: np.ndarray) -> Row
     whole = int((right == counts).sum())
     return {
         "nll": nll,
-        "ppl": math.exp(nll) if nll < LARGEST_NLL else "inf",
+        "ppl": stored_perplexity(nll),
         "exact_match": whole / len(counts),
         "exact_match_interval": wilson_interval(whole / len(counts), len(counts)),
         "accuracy": int(right.sum()) / int(counts.sum()),

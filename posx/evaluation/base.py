@@ -12,7 +12,7 @@ import numpy as np
 from posx.errors import DataError
 from posx.evaluation.scoring import Measured, Scored, Targets
 from posx.evaluation.settings import EvalConfig
-from posx.evaluation.statistics import BLOCK_LEN, LARGEST_NLL, block_sums, few_places, interval
+from posx.evaluation.statistics import BLOCK_LEN, block_sums, few_places, interval, stored_perplexity
 
 Row = dict[str, Any]
 
@@ -134,7 +134,7 @@ class Protocol(abc.ABC):
             row |= {
                 "nll": nll,
                 "nll_interval": None if few_places(row) else interval(sums, counts),
-                "ppl": math.exp(nll) if nll < LARGEST_NLL else "inf",
+                "ppl": stored_perplexity(nll),
                 "bpb": of_text / math.log(2) / num_bytes if num_bytes else None,
                 "block_nll": [round(float(x), 3) for x in sums],
             }

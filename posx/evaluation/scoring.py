@@ -265,24 +265,20 @@ class Measured:
         return self.passes[key]
 
     def _score(self, windows: np.ndarray, length: int, begins: np.ndarray, hidden: np.ndarray | None) -> Scored:
-        """Score the windows in order. The batch is halved as long as memory runs out."""
-        batch_size, batches = max(1, self.batch_tokens // length), list[np.ndarray]()
-        while not batches:
-            try:
-                self.on_windows(length, 0, len(windows))
-                for n in range(0, len(windows), batch_size):
-                    some = slice(n, n + batch_size)
-                    batches.append(self._batch_nll(windows[some], length, begins[some], hidden, batch_size))
-                    self.on_windows(length, min(n + batch_size, len(windows)), len(windows))
-            except UndefinedLength:
-                return Scored("undefined", windows)
-            except Exception as error:
-                if not out_of_memory(error):
-                    raise
-                if batch_size == 1:
-                    return Scored("oom", windows)
-                batch_size, batches = batch_size // 2, []
-        nll = np.concatenate(batches)
+        """Score the windows in order."""
+
+        def score(batch_size: int) -> np.ndarray:
+            batches = []
+            self.on_windows(length, 0, len(windows))
+            for n in range(0, len(windows), batch_size):
+                some = slice(n, n + batch_size)
+                batches.append(self._batch_nll(windows[some], length, begins[some], hidden, batch_size))
+                self.on_windows(length, min(n + batch_size, len(windows)), len(windows))
+            return np.concatenate(batches)
+
+        status, nll = score_in_batches(score, max(1, self.batch_tokens // length))
+        if status != "ok":
+            return Scored(status, windows)
         return Scored("ok" if np.isfinite(nll).all() else "nonfinite", windows, nll)
 
     def _batch_nll(
@@ -317,6 +313,24 @@ class Measured:
 def digest_arrays(*arrays: np.ndarray) -> str:
     """Return the digest of arrays of whole numbers."""
     return hashlib.sha256(b"".join(array.astype("<i8").tobytes() for array in arrays)).hexdigest()[:16]
+
+
+def score_in_batches(score: Callable[[int], Any], batch_size: int) -> tuple[str, Any]:
+    """Return ("ok", score(batch_size)). The batch is halved as long as memory runs out.
+
+    If `score` raises UndefinedLength, it is ("undefined", None). If one row does not fit, it is ("oom", None).
+    """
+    while True:
+        try:
+            return "ok", score(batch_size)
+        except UndefinedLength:
+            return "undefined", None
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            if batch_size == 1:
+                return "oom", None
+            batch_size //= 2
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -175,6 +175,12 @@ def perplexity(nll: float) -> float:
     return math.exp(nll) if nll < LARGEST_NLL else math.inf
 
 
+def stored_perplexity(nll: float) -> float | str:
+    """Return exp(nll) as rows hold it, "inf" if it overflows."""
+    ppl = perplexity(nll)
+    return ppl if math.isfinite(ppl) else "inf"
+
+
 def block_sums(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return sums and counts of `values` [n] over consecutive blocks. The last block may be shorter."""
     starts = np.arange(0, len(values), BLOCK_LEN)

@@ -15,12 +15,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from posx.errors import ConfigError, PosxError
+from posx.lab.cross_entropy import score_answers
 from posx.lab.generate import Sampling, generate
-from posx.lab.layers import sequential
 from posx.lab.progress import quantity
 from posx.lab.runs.describe import is_defined
 from posx.lab.runs.load import load
@@ -52,9 +51,7 @@ def _scores(model: Any, params: Any, tokens: jax.Array, pos: Any) -> tuple[jax.A
     pos: positions [t], None for 0 to t - 1.
     """
     with product_precision("highest"):
-        logits = model(params, tokens[:, :-1], sequential(tokens.shape[1] - 1) if pos is None else pos)
-    log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], axis=-1)[..., 0]
-    return log_probs, jnp.argmax(logits, axis=-1) == tokens[:, 1:]
+        return score_answers(model(params, tokens[:, :-1], pos), tokens[:, 1:])
 
 
 class Harness:

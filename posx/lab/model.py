@@ -26,7 +26,7 @@ from posx.encodings import Spec
 from posx.evaluation.ids import token_ids
 from posx.lab import cross_entropy
 from posx.lab.config.sections import ModelConfig
-from posx.lab.layers import ACTIVATIONS, dropout, embed_tokens, fold_in, layer_norm, linear, rms_norm
+from posx.lab.layers import ACTIVATIONS, dropout, embed_tokens, fold_in, layer_norm, linear, rms_norm, sequential
 
 
 class ForwardPass(NamedTuple):
@@ -199,6 +199,8 @@ class Decoder(Component):
 
     def __call__(self, tokens: jax.Array, call: ForwardPass, rng: jax.Array | None):
         model = self.model
+        if call.slots.pos is None:  # known while the program is traced
+            call = call._replace(slots=call.slots._replace(pos=sequential(tokens.shape[1])))
         for name, given in call.slots._asdict().items():
             if given is not None:
                 host_array(name, given, tokens.shape, kinds=("int32", "float32") if name == "pos" else ("int32",))
@@ -270,6 +272,8 @@ class Model:
     ) -> jax.Array:
         """Return logits [b, t, v], float32, of the token after each of tokens [b, t] at positions [t] or [b, t].
 
+        Positions None are 0 to t - 1.
+
         dropout_rng: one key [b] a row, or None for no dropout.
         """
         tokens = token_ids(tokens, "[b, t]", vocab_size=self.vocab_size)
@@ -283,8 +287,8 @@ class Model:
     ) -> Any:  # fmt: skip
         """Return log-probabilities [b, t] (nats, float32) of the next tokens in [b, t + 1]; positions [t] or [b, t].
 
-        If `targets` [b, t] are given, tokens are [b, t] and the targets are scored at their places. Another `score` of
-        logits and targets is returned instead, such as `cross_entropy.score_answers`.
+        Positions None are 0 to t - 1. If `targets` [b, t] are given, tokens are [b, t] and the targets are scored at
+        their places. Another `score` of logits and targets is returned instead, such as `cross_entropy.score_answers`.
         """
         tokens = token_ids(tokens, "[b, t]" if targets is not None else "[b, t + 1]", vocab_size=self.vocab_size)
         inputs, targets = (tokens[:, :-1], tokens[:, 1:]) if targets is None else (tokens, targets)
@@ -300,7 +304,7 @@ class Model:
         Args:
           params: those of this model.
           tokens: [b, t].
-          pos: positions [t] or [b, t].
+          pos: positions [t] or [b, t], None for 0 to t - 1.
           read: a function that JAX can trace.
         """
         tokens = token_ids(tokens, "[b, t]", vocab_size=self.vocab_size)

@@ -18,10 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.contract.fields import at_least, at_most, field_problems, snake_case
-from posx.encodings.grammar import parse, unparse
-from posx.errors import ConfigError, UndefinedLength, join_problems, nearest
-from posx.parsing import typed_fields
+from posx.contract.fields import at_least, at_most, snake_case
+from posx.encodings.grammar import parse_value, unparse
+from posx.errors import UndefinedLength
 
 #: The keys of a seed that draw positions of training and of measured windows. Earlier keys are of parameters and
 #: dropout.
@@ -132,21 +131,8 @@ POLICIES: dict[str, type[PositionPolicy]] = {snake_case(cls): cls for cls in (Se
 @functools.cache
 def parse_policy(text: str) -> PositionPolicy:
     """Return the policy that a text names, as "offset(longest=300)". Raises ConfigError."""
-    spec = parse(text)
-    if not isinstance(spec, dict) or spec["name"] not in POLICIES:
-        name = text if not isinstance(spec, dict) else spec["name"]
-        raise ConfigError(
-            f"position policy {name!r} is unknown. {nearest(name, list(POLICIES))}The policies are: sequential, "
-            "offset(longest=512), randomised(longest=512)."
-        )
-    cls = POLICIES[spec.pop("name")]
-    given = typed_fields(cls, spec, f"position policy {text!r}", "")
-    if missing := [field.name for field in dataclasses.fields(cls) if field.name not in given]:
-        raise ConfigError(f"position policy {text!r} has no {missing[0]}. Give {snake_case(cls)}({missing[0]}=512).")
-    policy = cls(**given)
-    if problems := list(field_problems(policy)):
-        raise ConfigError(join_problems([f"position policy {text}: {problem}" for problem in problems]))
-    return policy
+    examples = {name: f"{name}(longest=512)" if dataclasses.fields(cls) else name for name, cls in POLICIES.items()}
+    return parse_value(text, "position policy", "policies", POLICIES, examples)
 
 
 class Positions(NamedTuple):

@@ -101,7 +101,8 @@ def _rows(request: Request, texts: dict[str, Dataset]) -> tuple[list[_Row], floa
     model = make_run_model(run, tokenizer.vocab_size)
     facts = row_facts(run, model, dataset, request.folder, stored_step(weights))
     if isinstance(dataset, TaskDataset):
-        rows = [_item_row(model, config, *one) for one in asked_answers(run, config, dataset, request.folder, facts)]
+        items = asked_answers(run, config, dataset, request.folder, facts)
+        rows = [_item_row(model, config, row, known) for _, row, known in items]
     elif isinstance(dataset, TextDataset):
         asked = asked_rows(run, config, model, dataset, request.folder, facts)
         rows = _text_rows(model, config, asked, dataset.validation.num_documents, request.folder.path.name)

@@ -105,16 +105,12 @@ def _weight_tables(panel: Panel) -> Iterator[RowTable]:
     """Yield the table of the attention weights of a panel, if some were read."""
     rows = panel.rows[panel.rows.attention_items.notna()]
     kept = _choose_places(set(rows.eval_len), panel.train_len)
-    columns = {
-        f"{title} at {length:.6g}": _find_point(weight_curves(panel, name), length)
-        for title, name in WEIGHTS.items()
-        for length in kept
-    }
+    curves = {title: weight_curves(panel, name) for title, name in WEIGHTS.items()}
+    columns = {f"{title} at {n:.6g}": _find_point(own, n) for title, own in curves.items() for n in kept}
     columns = {title: points for title, points in columns.items() if any(point.values for point in points.values())}
     if columns:
         items = " to ".join(f"{n:,}" for n in sorted({rows.attention_items.min(), rows.attention_items.max()}))
-        curves = weight_curves(panel, "zero_weights")
-        lines = [(one, {title: columns[title][one.label] for title in columns}) for one in curves]
+        lines = [(one, {title: columns[title][one.label] for title in columns}) for one in curves["zeros"]]
         facts = [f"Attention weights of {items} items per length", *captions.subtitle([panel])[1:]]
         yield RowTable(panel, facts, [], [*columns], lines, [])
 

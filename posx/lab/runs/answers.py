@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-from posx.errors import UndefinedLength
 from posx.evaluation.answers import Answers
 from posx.evaluation.protocols import run_protocols
-from posx.evaluation.scoring import out_of_memory
+from posx.evaluation.scoring import score_in_batches
 from posx.lab import cross_entropy, interrupts
 from posx.lab.config import EvalConfig, RunConfig
 from posx.lab.data import TaskDataset
@@ -46,15 +45,16 @@ def answer_rows(
     way = Way(config.executor, config.precision, cross_entropy.score_answers)
     scores = model_scores(model, params, way, layout, run.train.token_positions)
     how = {"executor": config.executor, "precision": config.precision}
-    asked, rows = asked_answers(run, config, dataset, folder, facts), list[dict[str, Any]]()
-    with Meter(f"{facts['run_id']} evaluating", sum(one["eval_len"] for one, _ in asked)) as meter:
-        for n, (one, known) in enumerate(asked):
+    rows, done = list[dict[str, Any]](), 0
+    total = sum(sum(lengths) for _, lengths in run_protocols(config, run.train.length))
+    with Meter(f"{facts['run_id']} evaluating", total) as meter:
+        for items, one, known in asked_answers(run, config, dataset, folder, facts):
+            length, count = one["eval_len"], one["num_items"]
             if known:
                 rows.append(with_checksum(known | facts))
+                done += length
                 continue
-            length, count = one["eval_len"], one["num_items"]
-            meter.update(sum(one["eval_len"] for one, _ in asked[:n]), f"{count:,} items of up to {length} tokens")
-            items = dataset.items(length, run.train.length, count)
+            meter.update(done, f"{count:,} items of up to {length} tokens")
             status, result = _score(scores, items.tokens, max(1, config.batch_tokens // length))
             row = Answers(count).make_row(length, one["targets"], items, status, result)
             if config.attention_items and status == "ok":
@@ -63,6 +63,7 @@ def answer_rows(
                 row |= attention_facts(model.at_length(length), params, some, config.precision, layout, pos)
             rows.append(with_checksum(facts | row | how | {"env": measuring_facts()}))
             folder.append(folder.eval_file, rows[-1])
+            done += length
             say(f"{facts['run_id']}  answers at {length}: {result_text(rows[-1])}  ({count:,} items)")
     return rows
 
@@ -85,9 +86,9 @@ def exact_match(run: RunConfig, model: Model, dataset: TaskDataset, layout: Layo
 
 def asked_answers(
     run: RunConfig, config: EvalConfig, dataset: TaskDataset, folder: RunFolder, facts: dict[str, Any]
-) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
-    """Return the rows that `config` asks for, without results, each with the row that the folder holds, if it does."""
-    stored, asked = stored_rows(folder, facts), list[tuple[dict[str, Any], dict[str, Any] | None]]()
+) -> Iterator[tuple[Items, dict[str, Any], dict[str, Any] | None]]:
+    """Yield the items of each length that `config` asks for, their row without results, and the stored row or None."""
+    stored = stored_rows(folder, facts)
     for protocol, lengths in run_protocols(config, run.train.length):
         assert isinstance(protocol, Answers)  # `posx.lab.runs.checks` refuses others for a task
         for length in lengths:
@@ -96,8 +97,7 @@ def asked_answers(
             same = {name: empty[name] for name in ("protocol", "eval_len", "max_targets", "targets")}
             alike = (row for row in stored if same.items() <= row.items() and is_answer(row, config))
             known = next((row for row in alike if _has_weights(row, config)), None)
-            asked.append((empty, known))
-    return asked
+            yield items, empty, known
 
 
 def _has_weights(row: dict[str, Any], config: EvalConfig) -> bool:
@@ -107,22 +107,16 @@ def _has_weights(row: dict[str, Any], config: EvalConfig) -> bool:
 
 
 def _score(scores: Callable[[np.ndarray], Any], tokens: Any, batch_size: int) -> tuple[str, Any]:
-    """Return the status and the scores of tokens [n, t + 1]. The batch is halved as long as memory runs out."""
-    while True:
-        try:
-            batches = []
-            for start in range(0, len(tokens), batch_size):
-                interrupts.raise_pending()
-                some = tokens[start : start + batch_size]
-                padded = np.pad(some, ((0, batch_size - len(some)), (0, 0)))  # so that one program serves all
-                batches.append([part[: len(some)] for part in scores(padded)])
-            log_probs, best = (np.concatenate(parts) for parts in zip(*batches, strict=True))
-            return ("ok" if np.isfinite(log_probs).all() else "nonfinite"), (log_probs, best)
-        except UndefinedLength:
-            return "undefined", None
-        except Exception as error:
-            if not out_of_memory(error):
-                raise
-            if batch_size == 1:
-                return "oom", None
-            batch_size //= 2
+    """Return the status and the scores of tokens [n, t + 1]."""
+
+    def score(batch_size: int) -> list[np.ndarray]:
+        batches = []
+        for start in range(0, len(tokens), batch_size):
+            interrupts.raise_pending()
+            some = tokens[start : start + batch_size]
+            padded = np.pad(some, ((0, batch_size - len(some)), (0, 0)))  # so that one program serves all
+            batches.append([part[: len(some)] for part in scores(padded)])
+        return [np.concatenate(parts) for parts in zip(*batches, strict=True)]
+
+    status, result = score_in_batches(score, batch_size)
+    return "nonfinite" if status == "ok" and not np.isfinite(result[0]).all() else status, result

@@ -30,7 +30,6 @@ from posx.lab.data import Tokenizer
 from posx.lab.files import checksums
 from posx.lab.files.atomic import disk_errors, write_bytes
 from posx.lab.files.lines import parse_json
-from posx.lab.layers import sequential
 from posx.lab.positions import Positions
 from posx.lab.runs.describe import make_run_model, notice_of_code
 from posx.lab.runs.folder import TOKENIZER_CHECKSUM, RunFolder, find_run
@@ -73,7 +72,7 @@ class Apply:
         tokens = token_ids(tokens, "[b, t]", vocab_size=self.model.vocab_size)
         length = tokens.shape[1]
         pos = self.positions.measure(length) if pos is None else pos
-        return self.model.at_length(length)(params, tokens, sequential(length) if pos is None else pos)
+        return self.model.at_length(length)(params, tokens, pos)
 
 
 def load(workdir: str | Path) -> tuple[Apply, dict[str, Any], Tokenizer]:

@@ -19,7 +19,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from posx.errors import OutOfMemoryError
 from posx.evaluation.scoring import out_of_memory
 from posx.lab import interrupts
-from posx.lab.layers import sequential
 from posx.lab.model import Model
 from posx.lab.progress import size
 from posx.lab.tasks import Items
@@ -130,7 +129,7 @@ def _sums(
       tokens, scored, source: [b, t + 1], as in `Items`. -1 has no right token.
     """
     inputs, scored, source = tokens[:, :-1], scored[:, 1:], source[:, 1:]
-    is_inside, pos = inputs != PAD, sequential(inputs.shape[1]) if pos is None else pos
+    is_inside = inputs != PAD
 
     def read(w: jax.Array, visible: jax.Array) -> dict[str, jax.Array]:
         seen = visible & is_inside[:, :, None] & is_inside[:, None, :]

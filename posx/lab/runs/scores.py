@@ -12,7 +12,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from posx.errors import UndefinedLength
 from posx.lab import cross_entropy
-from posx.lab.layers import sequential
 from posx.lab.model import Model
 from posx.lab.positions import Positions
 from posx.lab.runs.describe import is_defined
@@ -46,7 +45,6 @@ def score_rows(model: Model, way: Way, num_devices: int, params: Any, tokens: ja
     def one(whole: tuple[Any, Any], tokens: jax.Array) -> Any:
         params, pos = whole
         inputs, targets = (tokens, None) if tokens.ndim == 2 else (tokens[:, 0], tokens[:, 1])
-        pos = sequential(_length(tokens)) if pos is None else pos
         with product_precision(way.precision):
             return model.log_probs(params, inputs, pos, None, way.executor, way.score, targets)
 

@@ -97,6 +97,23 @@ class Task:
             source = jnp.where((place >= start) & (place < end), read, -1).astype(jnp.int32)
         return Items(tokens.astype(jnp.int32), (place >= start) & (place <= end), source)
 
+    def paired_row(self, symbols: jax.Array, answers: jax.Array, source: jax.Array, n: jax.Array, length: int) -> Items:
+        """Return n pairs of symbols as <bos> pairs <eos>, in `length` + 1 tokens. Their second symbols may be answers.
+
+        Args:
+          symbols: [m, 2], with m >= n and 2 m >= `length`.
+          answers: whether a pair has an answer, bool [m].
+          source: the number of the pair whose second symbol the answer is read from, [m].
+          n: pairs.
+          length: t.
+        """
+        place = jnp.arange(length + 1)
+        pair = jnp.maximum(place - 1, 0) // 2
+        tokens = jnp.concatenate([jnp.array([BOS]), FIRST + symbols.reshape(-1)])[: length + 1]
+        tokens = jnp.where(place == 2 * n + 1, EOS, jnp.where(place > 2 * n + 1, PAD, tokens))
+        scored = answers[pair] & (place > 0) & (place % 2 == 0) & (place <= 2 * n)
+        return Items(tokens.astype(jnp.int32), scored, jnp.where(scored, 2 * source[pair] + 2, -1).astype(jnp.int32))
+
     def longest(self, length: int) -> int:
         """Return the most symbols of an item that fits `length` + 1 tokens; below `fewest` if none fits."""
         n = self.fewest - 1

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from posx.contract.fields import at_least, at_most
-from posx.lab.tasks.base import BOS, EOS, FIRST, PAD, Item, Items, Task, shuffle
+from posx.lab.tasks.base import Item, Items, Task, shuffle
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,14 +39,7 @@ class FlipFlop(Task):
         bits = jax.random.bernoulli(bit_key, shape=(room,)).astype(jnp.int32)
         last = jax.lax.cummax(jnp.where(what == write, at, 0))
         bits = jnp.where(what == read, bits[last], bits)
-        symbols = FIRST + jnp.stack([what, bits], axis=1).reshape(-1)
-        scored = jnp.stack([jnp.zeros(room, bool), what == read], axis=1).reshape(-1)
-        place = jnp.arange(length + 1)
-        tokens = jnp.concatenate([jnp.array([BOS]), symbols])[: length + 1]
-        tokens = jnp.where(place == 2 * n + 1, EOS, jnp.where(place > 2 * n + 1, PAD, tokens))
-        is_inside = jnp.concatenate([jnp.array([False]), scored])[: length + 1] & (place <= 2 * n)
-        source = jnp.where(is_inside, 2 * last[jnp.maximum(place - 1, 0) // 2] + 2, -1)  # the bit of the last write
-        return Items(tokens.astype(jnp.int32), is_inside, source.astype(jnp.int32))
+        return self.paired_row(jnp.stack([what, bits], axis=1), what == read, last, n, length)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,14 +79,8 @@ class Mqar(Task):
         asked = shuffle(place_key, n - count, room)[jnp.maximum(at - count, 0)]  # noise from `count` on
         number = jnp.where(at < count, at, asked)  # of the key
         has_key = (number < count) & (at < n)
-        symbols = FIRST + jnp.where(has_key[:, None], known[jnp.minimum(number, most - 1)], noise)
-        place = jnp.arange(length + 1)
-        tokens = jnp.concatenate([jnp.array([BOS]), symbols.reshape(-1)])[: length + 1]
-        tokens = jnp.where(place == 2 * n + 1, EOS, jnp.where(place > 2 * n + 1, PAD, tokens))
-        is_answer = jnp.stack([jnp.zeros(room, bool), has_key & (at >= count)], axis=1)
-        scored = jnp.concatenate([jnp.array([False]), is_answer.reshape(-1)])[: length + 1]
-        source = jnp.where(scored, 2 * number[jnp.maximum(place - 1, 0) // 2] + 2, -1)  # the value after the same key
-        return Items(tokens.astype(jnp.int32), scored, source.astype(jnp.int32))
+        symbols = jnp.where(has_key[:, None], known[jnp.minimum(number, most - 1)], noise)
+        return self.paired_row(symbols, has_key & (at >= count), number, n, length)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,6 @@ from posx.encodings.rates import Rate, Rates, layer_rates
 from posx.lab.config import TrainConfig
 from posx.lab.data.batches import Weighted
 from posx.lab.data.masking import Masked
-from posx.lab.layers import sequential
 from posx.lab.model import Model, layer_name, shared_name
 from posx.machine.devices import DATA, map_devices
 from posx.machine.platforms import product_precision
@@ -51,7 +50,6 @@ def loss(
         tokens, targets, weights = batch
     else:
         (tokens, weights), targets = batch if isinstance(batch, Weighted) else (batch, None), None
-    pos = sequential(tokens.shape[1] - (targets is None)) if pos is None else pos
     log_probs = model.log_probs(params, tokens, pos, dropout_rng, executor, targets=targets)
     return -(log_probs if weights is None else log_probs * weights).mean()
 
