@@ -32,8 +32,7 @@ PROCESS_MEMORY, MEMORY_SHARE = 600e6, 0.8
 class Cost(NamedTuple):
     """The expected cost of a run.
 
-    The rows of a batch are sharded equally. If runs are equally long, lower seeds go first. Runs that share programs
-    then start at different times, and only the first has to compile them.
+    The rows of a batch are sharded equally.
 
     Attributes:
       flops: of the whole run.
@@ -56,9 +55,13 @@ class Cost(NamedTuple):
     start: float = START
 
     @property
-    def order(self) -> tuple[float, int]:
-        """A key that sorts runs in the order in which they start: the longest first."""
-        return -self.flops, self.seed
+    def order(self) -> tuple[int, float]:
+        """A key that sorts runs in the order in which they start: lower seeds first, and the longest of a seed.
+
+        A sweep that is stopped then has whole seeds. Runs that share programs start at different times, so that only
+        the first has to compile them.
+        """
+        return self.seed, -self.flops
 
     def devices(self, cores: int) -> int:
         """Return how many of the cores a run can use, at least one."""

@@ -25,7 +25,7 @@ def chosen(*costs: Cost, cores: int = 4, memory: float = PLENTY, jobs: int = 0):
 
 
 def seconds(schedule, *costs: Cost) -> float:
-    """The expected wall time of runs, the longest first."""
+    """The expected wall time of runs."""
     ordered = sorted(costs, key=lambda cost: cost.order)
     return schedule.wall_seconds(cost.seconds(schedule.width) for cost in ordered)
 
@@ -89,12 +89,12 @@ def test_a_number_of_runs_that_is_asked_for_is_taken(jobs, at_once, width):
     assert schedule.at_once == at_once and schedule.width == width
 
 
-def test_the_longest_run_is_first_and_shared_programs_are_apart(tmp_path):
+def test_lower_seeds_go_first_then_the_longest_runs(tmp_path):
     config = base_config("rope")
     config.sweep.update(encodings=("rope", "nope"), seeds=(0, 1), train_lens=(64, 128))
     jobs = plan(read_sections(config), tmp_path)
     order = [job.name for job in sorted(jobs, key=lambda job: job.cost.order)]
-    assert order == [f"{e}-L{length}-s{s}" for length in (128, 64) for s in (0, 1) for e in ("rope", "nope")]
+    assert order == [f"{e}-L{length}-s{s}" for s in (0, 1) for length in (128, 64) for e in ("rope", "nope")]
 
 
 def test_work_on_pairs_costs_more_and_undefined_lengths_nothing(tmp_path):

@@ -131,7 +131,7 @@ class Engine:
     def run(
         self, tasks: Sequence[Task], title: str, echo: bool = False, ended: Callable[[Task], object] = lambda task: None
     ) -> dict[RunFolder, str]:
-        """Run tasks, the longest first; return {folder: reason} of failures.
+        """Run tasks, seed by seed and the longest first; return {folder: reason} of failures.
 
         Args:
           tasks: none of which has begun.

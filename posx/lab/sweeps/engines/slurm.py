@@ -103,7 +103,7 @@ class SlurmEngine(Engine):
                     f"{name} is with SLURM already, as job {alive[name]}, with other settings. Cancel it with scancel "
                     f"{alive[name]}, or use another --workdir."
                 )
-        new = [job for job in tasks if job.name not in alive]
+        new = sorted((job for job in tasks if job.name not in alive), key=lambda job: job.cost.order)
         made = self._submit(new, workdir) if new else {}
         if new:
             cluster = self.options.get("cluster", "slurm")
