@@ -59,7 +59,7 @@ def rows_of(runs: Iterable[Run]) -> list[Row]:
 def collect(folder: Path, part: str = "", block: int = 0) -> list[Run]:
     """Return one line of the data file for each finished run of a folder. block: targets, 0 keeps the blocks."""
     runs = []
-    for done in sorted(folder.glob("*/DONE")):
+    for done in sorted(folder.rglob("DONE")):
         config, env = (json.loads((done.parent / name).read_text()) for name in ("config.json", "env.json"))
         rows = [named(row) for row in read_row_file(done.parent / "eval.jsonl", refuse)]
         facts = {n: rows[0][n] for n in FACTS if n in rows[0] and all(row.get(n) == rows[0][n] for row in rows)}

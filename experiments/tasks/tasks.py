@@ -2,17 +2,20 @@
 
     posx sweep --config tasks_cpu --workdir runs/tasks_cpu
     python -m experiments.tables collect runs/tasks_cpu cells > experiments/tasks/runs.jsonl
+    python -m experiments.tasks.tasks commands | sh
     python -m experiments.tables collect runs/tasks_gates gates >> experiments/tasks/runs.jsonl
     python -m experiments.tasks.tasks table
     python -m experiments.tasks.tasks figure
     python -m experiments.tasks.tasks gates
 
-`gates.toml` holds a published number a gate, with the settings of the run that is held to it. A gate is met if each of
-its seeds is on the right side of the bound, and missed if none is.
+`gates.toml` holds a published number a gate, with the settings of the run that is held to it. `commands` prints what
+trains and measures these runs. A gate is met if each of its seeds is on the right side of the bound, and missed if none
+is.
 """
 
 from __future__ import annotations
 
+import shlex
 import sys
 import tomllib
 from collections import defaultdict
@@ -113,11 +116,33 @@ def figure(cells: Cells, path: Path) -> None:
     drawn.savefig(path, dpi=120)
 
 
-def is_held(row: Row, gate: Mapping[str, Any]) -> bool:
-    """Return whether a row is of a run that a gate is held to."""
+def commands(published: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the commands that train the runs of the gates, and measure those on another task."""
+    folders, made = dict[str, str](), dict[str, None]()
+    for gate in published:
+        lengths = f"{gate['length']},{gate['length'] * gate['at']}" if gate["at"] > 1 else str(gate["length"])
+        asked = {
+            "sweep.encodings": gate["encoding"], "sweep.train_lens": gate["length"], "eval.lengths": lengths,
+            "sweep.axes.data.source": f"task:{gate['task']}", **gate.get("settings", {}),
+        }  # fmt: skip
+        flags = flags_text(asked)
+        folder = folders.setdefault(flags, f"runs/tasks_gates/{len(folders) + 1:02}")
+        made[f"posx sweep --config tasks_cpu --workdir {folder} {flags}"] = None
+        if other := gate.get("measured_on"):
+            flags = flags_text({"data.source": f"task:{other}", "eval.lengths": lengths})
+            made[f"posx evaluate --workdir {folder} {flags}"] = None
+    return list(made)
+
+
+def flags_text(settings: Mapping[str, Any]) -> str:
+    return shlex.join(f"--config.{name}={value}" for name, value in settings.items())
+
+
+def is_held(run: Run, gate: Mapping[str, Any]) -> bool:
+    """Return whether a run is one that a gate is held to."""
     asked = {"train.length": gate["length"]} | gate.get("settings", {})
-    named = row["encoding"] == gate["encoding"] and task_name(row) == gate["task"]
-    return named and all(row["settings"].get(name) == value for name, value in asked.items())
+    named = run["encoding"] == gate["encoding"] and run["env"]["data_source"] == f"task:{gate['task']}"
+    return named and all(run["settings"].get(name) == value for name, value in asked.items())
 
 
 def verdict(values: Sequence[float], gate: Mapping[str, Any]) -> str:
@@ -133,11 +158,13 @@ def gates(runs: Sequence[Run], published: Sequence[Mapping[str, Any]]) -> str:
     body = []
     for gate in published:
         metric = gate.get("metric", "exact_match")
-        values = values_at([row for row in rows_of(runs) if is_held(row, gate)], gate["at"], metric)
+        measured_on = gate.get("measured_on", gate["task"])
+        rows = rows_of(run for run in runs if is_held(run, gate))
+        values = values_at([row for row in rows if task_name(row) == measured_on], gate["at"], metric)
         bound = f"at least {gate['least']:g}" if "least" in gate else f"at most {gate['most']:g}"
         length = "L" if gate["at"] == 1 else f"{gate['at']} L"
         here = ", ".join(f"{value:.3f}" for value in values) or "-"
-        what = f"`{gate['encoding']}`, `{gate['task']}`, {metric.replace('_', ' ')} at {length}"
+        what = f"`{gate['encoding']}`, `{measured_on}`, {metric.replace('_', ' ')} at {length}"
         body.append([what, bound, gate["source"], here, verdict(values, gate)])
     return markdown(["gate", "bound", "source", "here, each seed", "verdict"], body)
 
@@ -149,6 +176,8 @@ def main(words: Sequence[str]) -> None:
             print(table(read_cells(load("tasks", "cells"))))
         case ["figure"]:
             figure(read_cells(load("tasks", "cells")), HERE / "tasks" / "tasks.png")
+        case ["commands"]:
+            print("\n".join(commands(tomllib.loads(GATES.read_text())["gate"])))
         case ["gates"]:
             print(gates(load("tasks"), tomllib.loads(GATES.read_text())["gate"]))
         case _:
