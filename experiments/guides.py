@@ -36,11 +36,10 @@ from experiments.leaderboard.leaderboard import (
 from experiments.recipe.recipe import cells_of, records
 from experiments.tables import SLIDING, WINDOWS, Row, load, markdown, spread
 from posx.evaluation.differences import (
-    SIGNIFICANCE,
     Difference,
     error_over_text,
     errors_over_seeds,
-    holm,
+    judge,
     loss_difference,
 )
 from posx.evaluation.statistics import mean_blocks, paired_ratio
@@ -114,16 +113,16 @@ def failing(entries: dict[str, Entry]) -> str:
 
 
 def corrected(entries: dict[str, Entry]) -> str:
-    """Return the entries that differ from RoPE at L after Holm's correction for all comparisons with it."""
-    found = []
-    for name, entry in entries.items():
-        if name != "rope":
-            one = loss_difference(entry.rows[L], entries["rope"].rows[L])
-            assert one.p is not None
-            found.append((one.p, one.mean < 0, name))
-    found.sort()
-    kept = [one for one, adjusted in zip(found, holm([p for p, *_ in found]), strict=True) if adjusted < SIGNIFICANCE]
-    return ", ".join(f"{name} {'below' if below else 'above'} (p = {p:.5f})" for p, below, name in kept)
+    """Return the verdicts against RoPE at L on the methods that have enough seeds, with p after Holm's correction."""
+    names = [name for name in entries if name != "rope"]
+    verdicts = judge([loss_difference(entries[name].rows[L], entries["rope"].rows[L]) for name in names])
+    found = [
+        (method.adjusted_p, name, method.word)
+        for name, (_, method) in zip(names, verdicts, strict=True)
+        if method.adjusted_p is not None
+    ]
+    told = ", ".join(f"{name} {word} (p = {p:.2g})" for p, name, word in sorted(found))
+    return f"{told}; {len(names) - len(found)} have too few seeds"
 
 
 def over_nope(names: Iterable[str], field: str, value: Callable[[float, float], float]) -> dict[str, str]:

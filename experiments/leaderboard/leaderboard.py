@@ -1,4 +1,4 @@
-"""The table of the leaderboard, and its verdicts on published claims.
+"""The table of the leaderboard, and how published claims come out.
 
     python -m experiments.tables collect runs/leaderboard cells 4096 >> experiments/leaderboard/runs.jsonl
     python -m experiments.leaderboard.leaderboard table
@@ -12,11 +12,11 @@ up to which PPL stays within 1 % of that at L, for the lowest and the highest se
 length measured; and the time of a step over NoPE's, median [quartiles] of turns (`steps.jsonl`, the reports of the
 training bench; if several reports hold an encoding, the first counts).
 
-A verdict against ALiBi or RoPE, at L and at 8 L, is exp of the difference of the mean losses, which is the ratio of
-geometric means over seeds. It has a sign, - for better and + for worse, if that difference is more than the 95 %
-intervals over text and over the seeds of each (unpaired) together, with their squares added. If nothing differed, at
-most five of a hundred verdicts would have a sign. With one seed there is none. Three seeds are too few to say that one
-encoding beats another.
+A ratio to ALiBi or RoPE, at L and at 8 L, is exp of the difference of the mean losses, which is the ratio of geometric
+means over seeds. It has a sign, - for better and + for worse, if that difference is more than the 95 % intervals over
+text and over the seeds of each (unpaired) together, with their squares added. If nothing differed, at most five of a
+hundred ratios would have a sign. With one seed there is none. A sign is no verdict on a method: `posx compare` asks for
+five seeds of each, and corrects for the number of comparisons.
 
 `claims` compares `claims.toml` with that difference and its interval. "below" and "above" are confirmed if the whole
 interval lies on their side of 0, "level" if it lies within 1 %. They are contradicted if it lies on the other side, or

@@ -16,7 +16,15 @@ import numpy as np
 
 from posx.errors import ConfigError, UndefinedLength
 from posx.evaluation.base import Protocol, Row
-from posx.evaluation.differences import Difference, StandardError, holm, loss_difference, rise_difference
+from posx.evaluation.differences import (
+    Difference,
+    StandardError,
+    Verdict,
+    holm,
+    judge,
+    loss_difference,
+    rise_difference,
+)
 from posx.evaluation.ids import host, token_ids
 from posx.evaluation.probe import check_first_windows
 from posx.evaluation.protocols import BeginEveryWindow, Nonoverlapping, PerPosition, Sliding, protocol_class
@@ -28,8 +36,8 @@ from posx.notices import say
 
 __all__ = [
     "BeginEveryWindow", "Difference", "HfStrided", "LmEvalRolling", "Nonoverlapping", "PerPosition", "Ratio", "Sliding",
-    "StandardError", "UndefinedLength", "evaluate", "holm", "interval", "loss_difference", "paired_extrapolation",
-    "paired_ratio", "rise_difference",
+    "StandardError", "UndefinedLength", "Verdict", "evaluate", "holm", "interval", "judge", "loss_difference",
+    "paired_extrapolation", "paired_ratio", "rise_difference",
 ]  # fmt: skip
 
 __getattr__ = module_getter(__name__)

@@ -8,8 +8,17 @@ from scipy import stats
 
 from experiments.intervals import coverage as study
 from experiments.intervals import unpaired
+from experiments.intervals import verdicts as families
 from posx.evaluation import paired_extrapolation, paired_ratio
-from posx.evaluation.differences import ROUNDING, Difference, StandardError, holm, loss_difference, rise_difference
+from posx.evaluation.differences import (
+    ROUNDING,
+    Difference,
+    StandardError,
+    holm,
+    judge,
+    loss_difference,
+    rise_difference,
+)
 from posx.evaluation.statistics import COSINES
 
 BLOCKS, BLOCK_LEN = 64, 256
@@ -110,6 +119,39 @@ def test_holm_multiplies_by_the_hypotheses_left():
     """The numbers of p.adjust(p, "holm") in R."""
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.9, 0.5]) == [1.0, 1.0] and holm([]) == []
+
+
+def test_verdicts_on_equal_methods_are_wrong_in_few_calls():
+    """Of 475 calls, 8 % is three standard errors above 5 %. The trained weights do differ, by their seeds."""
+    draws = np.random.default_rng(0)
+    every = [families.separated(judge(families.draw([0, 0, 0], 5, draws))) for _ in range(475)]
+    checkpoints, methods = np.mean([one.any(axis=0) for one in every], axis=0)
+    assert checkpoints > 0.7 and methods < 0.08
+
+
+def test_five_seeds_show_three_spreads():
+    draws = np.random.default_rng(0)
+    for paired in (True, False):
+        found = [families.separated(judge(families.draw([3, 0], 5, draws, paired)))[0] for _ in range(100)]
+        assert all(np.mean(found, axis=0) > 0.8)
+
+
+def test_few_seeds_give_no_verdict_on_a_method():
+    """A difference of 50 spreads, whose p is tiny: three seeds count neither as a verdict nor in its family."""
+    draws = np.random.default_rng(0)
+    few, many, alone = (families.draw([50, 0], seeds, draws)[0] for seeds in (3, 5, 1))
+    verdicts = judge([few, many, alone, few._replace(text=None)])
+    checkpoints, methods = zip(*verdicts, strict=True)
+    assert [one.word for one in checkpoints] == ["worse"] * 3 + ["no interval"]
+    assert [one.word for one in methods] == [
+        "too few seeds (3)", "worse", "too few seeds (1)", "too few seeds (3)",
+    ]  # fmt: skip
+    assert {one.family for one in checkpoints} == {3} and {one.family for one in methods} == {1}
+    assert methods[0].p < 0.01 and 1 < methods[0].low < methods[0].high and methods[1].adjusted_p == methods[1].p
+    assert methods[2].low is methods[2].p is None is methods[0].adjusted_p
+    assert checkpoints[2].p == pytest.approx(alone.p) and [one.p for one in checkpoints[:3]] == pytest.approx(
+        [2 * stats.t.sf(abs(one.mean) / one.text.size, COSINES) for one in (few, many, alone)]
+    )
 
 
 def test_missing_intervals_name_the_text_that_is_missing():

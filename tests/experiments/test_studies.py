@@ -1,5 +1,6 @@
 """The tables in the READMEs of the studies are those of their data files."""
 
+import itertools
 import json
 import math
 import re
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from experiments import tables
-from experiments.intervals import coverage, unpaired
+from experiments.intervals import coverage, unpaired, verdicts
 from experiments.leaderboard import leaderboard
 from experiments.recipe import recipe
 from experiments.tables import SLIDING, Seeds, by_setting, load, perplexities
@@ -254,6 +255,14 @@ def test_verdicts_on_unpaired_seeds():
         assert bodies("intervals")[number] == of_markdown("\n".join(lines))
 
 
+@pytest.mark.slow
+def test_verdicts_on_methods():
+    """The first lines of both tables, which take a minute and a half."""
+    for number, lines, count in ((4, verdicts.equal(), 3), (5, verdicts.unequal(), 2)):
+        made = of_markdown("\n".join(itertools.islice(lines, count + 2)))
+        assert bodies("intervals")[number][:count] == made
+
+
 def test_every_table_of_a_readme_is_covered():
     """A table without a test is named here with its reason."""
     beside = {
@@ -267,7 +276,7 @@ def test_every_table_of_a_readme_is_covered():
         "leaderboard": 3,
         "scale": 2,
         "faults": 1,
-        "intervals": 4,
+        "intervals": 6,
     }
     for study, count in tested.items():
         assert len(bodies(study)) == count + (study in beside), study

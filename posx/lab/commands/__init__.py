@@ -125,7 +125,7 @@ _OWN: dict[str, Command] = {
         {"format": ("markdown", ", ".join(FORMS))},
     ),
     "compare": Command(
-        "which of several runs is better, on the same targets",
+        "which of several checkpoints is better, and which method, on the same targets",
         ("Protocols and intervals", "docs/guides/protocols.md"),
         {
             "lengths": ("", "window lengths in tokens to compare, for example 64,128; all if left out"),

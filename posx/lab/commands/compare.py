@@ -10,7 +10,7 @@ from typing import Any
 
 from posx.errors import ConfigError, WorkdirError
 from posx.evaluation.answers import Answers
-from posx.evaluation.differences import SIGNIFICANCE
+from posx.evaluation.differences import FEWEST_SEEDS, NOT_SEPARATED, SIGNIFICANCE, Verdict
 from posx.evaluation.protocols import protocol_class
 from posx.lab.commands import work_folders
 from posx.lab.files.atomic import finite_json
@@ -23,22 +23,16 @@ from posx.lab.plots.captions import (
     without_results,
 )
 from posx.lab.plots.groups import curves_of_runs
-from posx.lab.plots.verdicts import (
-    BY_SEED,
-    HOLDS_FOR,
-    NOT_SEPARATED,
-    ONE_SEED,
-    UNPAIRED,
-    Place,
-    Verdict,
-    p_text,
-    verdicts,
-)
+from posx.lab.plots.verdicts import BY_SEED, Comparison, Place, comparisons, p_text
 from posx.lab.results.columns import FAILED
 from posx.lab.results.table import PER_POSITION, list_runs, missing_runs, read_results
 from posx.machine.guard import start_devices
 from posx.notices import say
 from posx.parsing import split_items, to_type
+
+#: The columns of a table of verdicts, and whether they have words.
+HEAD = ("tokens", "ratio", "over text", "p, Holm", "these checkpoints", "text and seeds", "p, Holm", "the method", "")
+WORDS = (False, False, False, False, True, False, False, True, True)
 
 
 def run_compare(values: dict[str, Any], _: None) -> None:
@@ -63,24 +57,25 @@ def run_compare(values: dict[str, Any], _: None) -> None:
             f"{_join(folders)}: all runs with results have the same settings but for the seed ({', '.join(names)}), "
             "so there is nothing to compare. Name runs of two settings or more: posx compare RUN RUN"
         )
-    judged, reasons = verdicts(stored, curves, _place_filter(values))
+    judged, reasons = comparisons(stored, curves, _place_filter(values))
     if not judged:
-        others, reasons = verdicts(stored, curves)
+        others, reasons = comparisons(stored, curves)
         if others:
             flags = " ".join(f"--{name}={values[name]}" for name in ("lengths", "protocol") if values[name])
             raise ConfigError(f"{flags}: no two runs were measured there. Leave it out to see what they measured.")
-    if all(verdict.ratio is None for verdict in judged):
+    if all(one.ratio is None for one in judged):
         why = reasons[0] if reasons else judged[0].reason
         how = "Evaluate all with one command, on one text, at the same lengths."
         if why.endswith(FAILED["diverged"]):
             how = "Train this seed again, or name the runs to compare: posx compare RUN RUN"
         raise ConfigError(f"{_join(folders)}: {why}. {how}")
-    for line in (json.dumps(finite_json(v.facts(names))) for v in judged) if values["json"] else _lines(judged, names):
+    plain = (json.dumps(finite_json(one.facts(names))) for one in judged)
+    for line in plain if values["json"] else _lines(judged, names):
         print(line)
     for reason in reasons:
         say(f"not compared: {reason}")
     omitted = table[(table.left_out != "") & table.run.isin(stored.run)]
-    protocols = {verdict.place.protocol for verdict in judged}
+    protocols = {one.place.protocol for one in judged}
     shown, omitted = (rows[rows.protocol.isin(protocols)] for rows in (stored, omitted))
     notes = [
         *shared_settings_line(curves),
@@ -119,68 +114,74 @@ def _join(folders: Sequence[Path]) -> str:
     return ", ".join(folder.name for folder in folders)
 
 
-def _lines(judged: Sequence[Verdict], names: Sequence[str]) -> Iterator[str]:
+def _lines(judged: Sequence[Comparison], names: Sequence[str]) -> Iterator[str]:
     """Yield a small table for each pair and protocol, and how to read them."""
-    for _, group in itertools.groupby(judged, key=lambda v: (v.pair, v.place[:2], v.pairing, v.num_targets, v.text)):
+    for _, group in itertools.groupby(judged, key=lambda one: (one.pair, one.place[:2], one.num_targets, one.text)):
         yield from _table(list(group), names)
     yield from _footer(judged)
 
 
-def _footer(judged: Sequence[Verdict]) -> Iterator[str]:
+def _footer(judged: Sequence[Comparison]) -> Iterator[str]:
     """Yield how to read the tables."""
-    kinds, family = {verdict.pairing == ONE_SEED for verdict in judged}, judged[0].family
+    families = [verdict.family for verdict in _verdicts(judged[0])]
     yield "Ratios below 1 favour the first. Each 95 % interval is of one comparison alone."
-    if False in kinds:
-        yield f"It is for {HOLDS_FOR[BY_SEED]}. Its parts: new seeds on this text, and these runs on other text."
-    if True in kinds:
-        yield f"{'With one seed it' if False in kinds else 'It'} is for {HOLDS_FOR[ONE_SEED]}: not for the encodings."
-    if family:
-        yield f"Verdicts follow from p, which Holm's correction makes right for all {family} comparisons together."
-    if lost := sum(v.word == NOT_SEPARATED and v.p is not None and v.p < SIGNIFICANCE for v in judged):
+    yield "These checkpoints: these trained weights on other text of this kind. The method: new seeds on other text."
+    if any(families):
+        counts = " and ".join(map(str, families))
+        yield f"Verdicts follow from p after Holm's correction for all comparisons of the column: {counts}."
+    if any(one.method.word.startswith("too few seeds") for one in judged):
+        seeds = ",".join(map(str, range(FEWEST_SEEDS)))
+        yield f"A verdict on the method needs {FEWEST_SEEDS} seeds of each: --config.sweep.seeds={seeds}"
+    every = itertools.chain(*map(_verdicts, judged))
+    if lost := sum(v.word == NOT_SEPARATED and v.p is not None and v.p < SIGNIFICANCE for v in every):
         yield (
-            f"{lost} of them would count alone. Name fewer runs, --lengths or --protocol before you look, "
-            "or train more seeds."
+            f'{lost} of "not separated" have p below {SIGNIFICANCE} alone. Name fewer runs, --lengths or --protocol '
+            "before you look, or train more seeds."
         )
 
 
-def _table(lines: Sequence[Verdict], names: Sequence[str]) -> Iterator[str]:
+def _verdicts(one: Comparison) -> tuple[Verdict, Verdict]:
+    return one.checkpoints, one.method
+
+
+def _table(lines: Sequence[Comparison], names: Sequence[str]) -> Iterator[str]:
     """Yield the lines of one pair and protocol."""
     first = lines[0]
     one, other = (names[n] for n in first.pair)
     trained = "" if len(set(first.train_lens)) == 1 else " (trained at {} and {} tokens)".format(*first.train_lens)
-    place, seeds = first.place, "{} and {} seeds".format(*first.seeds)
+    place, compared = first.place, "{} and {} runs, unpaired".format(*first.seeds)
     rule = TITLES.get(place.protocol, place.protocol) + (f", stride {place.stride}" if place.stride else "")
     targets = f"{first.num_targets:,} targets, " if first.num_targets else ""
     targets += f"text {first.text[:12]}, " if first.text else ""
-    compared = {
-        BY_SEED: f"{first.seeds[0]} pairs of equal seeds",
-        UNPAIRED: f"{seeds}, unpaired",
-        ONE_SEED: "one seed each" if first.seeds == (1, 1) else seeds,
-    }[first.pairing]
-    parts = ("over seeds", "over text") if first.pairing != ONE_SEED else ()
+    if first.pairing == BY_SEED:
+        compared = f"{first.seeds[0]} pair{'s' * (first.seeds[0] > 1)} of equal seeds"
     yield f"{one} against {other}{trained}: {rule}, {targets}{compared}"
-    cells = [["tokens", "ratio", "95 %", *parts, "p, Holm", ""], *(_cells(v, len(parts)) for v in lines)]
+    cells = [HEAD, *map(_cells, lines)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for *numbers, said in cells:
-        yield f"  {'  '.join(cell.rjust(width) for cell, width in zip(numbers, widths, strict=False))}  {said}".rstrip()
+    for line in cells:
+        texts = (cell.ljust(n) if word else cell.rjust(n) for cell, n, word in zip(line, widths, WORDS, strict=True))
+        yield f"  {'  '.join(texts)}".rstrip()
     yield ""
 
 
-def _cells(verdict: Verdict, parts: int) -> list[str]:
-    """Return the cells of a verdict: of the parts of its interval, those over seeds and over text, or none."""
-    whole = (verdict.low, verdict.high) if verdict.low is not None and verdict.high is not None else None
-    ends = (whole, verdict.over_seeds, verdict.over_text)[: 1 + parts]
-    digits = _digits([verdict.ratio, *itertools.chain(*filter(None, ends))])
-    return [
-        f"{verdict.place.eval_len:,}" if verdict.place.k is None else f"R_{verdict.place.k:g}",
-        "-" if verdict.ratio is None else _ratio_text(verdict.ratio, digits),
-        *("-".join(_ratio_text(end, digits) for end in pair) if pair else "-" for pair in ends),
-        "-" if verdict.adjusted_p is None else p_text(verdict.adjusted_p),
-        verdict.words,
-    ]
+def _cells(one: Comparison) -> list[str]:
+    """Return the cells of a comparison: its ratio, each verdict with its interval and p, and why there is none."""
+    ends = [end for verdict in _verdicts(one) for end in (verdict.low, verdict.high)]
+    digits = _digits([one.ratio, *ends])
+    cells = [f"{one.place.eval_len:,}" if one.place.k is None else f"R_{one.place.k:g}", _ratio_text(one.ratio, digits)]
+    for verdict in _verdicts(one):
+        low, high = (_ratio_text(end, digits) for end in (verdict.low, verdict.high))
+        cells += [
+            "-" if verdict.low is None else f"{low}-{high}",
+            "-" if verdict.adjusted_p is None else p_text(verdict.adjusted_p),
+            verdict.word,
+        ]
+    return [*cells, one.reason]
 
 
-def _ratio_text(ratio: float, digits: int) -> str:
+def _ratio_text(ratio: float | None, digits: int) -> str:
+    if ratio is None:
+        return "-"
     return f"{ratio:.{digits}f}" if ratio >= 0.001 else f"{ratio:.3e}"
 
 

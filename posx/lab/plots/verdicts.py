@@ -1,17 +1,27 @@
-"""Verdicts on pairs of curves: which has the lower perplexity or R_k on the same targets, or why that is not known.
+"""Comparisons of pairs of curves: the ratio of their perplexities or R_k on the same targets, and two verdicts on it.
 
-The words, the JSON and the report all show one `Verdict`, so that they cannot disagree. Its interval holds for one
-comparison. Its word follows from the p-value after Holm's correction for all verdicts of the call.
+One verdict is on these checkpoints, the other on the method (`posx.evaluation.judge`). The words, the JSON and the
+report all show one `Comparison`, so that they cannot disagree.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from posx.evaluation.differences import ROUNDING, SIGNIFICANCE, Difference, holm, loss_difference, rise_difference
+from posx.evaluation.differences import (
+    ROUNDING,
+    SIGNIFICANCE,
+    Difference,
+    StandardError,
+    Verdict,
+    judge,
+    loss_difference,
+    rise_difference,
+)
 from posx.evaluation.protocols import PROTOCOLS
 from posx.evaluation.statistics import perplexity, row_blocks, targets_key
 from posx.lab.plots.captions import other_tokens
@@ -19,18 +29,13 @@ from posx.lab.plots.groups import Curve
 from posx.lab.results.columns import FAILED, finite_perplexity, plain_rows
 from posx.lab.results.table import PER_POSITION
 
-#: The words of verdicts.
-BETTER, WORSE, NOT_SEPARATED, NO_INTERVAL = "better", "worse", "not separated", "no interval"
-#: How the seeds of two curves are compared: by seed, as independent groups, or not at all (one run on a side).
-BY_SEED, UNPAIRED, ONE_SEED = "by seed", "unpaired", "one seed"
-#: The population that the interval of each pairing is for.
-HOLDS_FOR = {
-    **dict.fromkeys((BY_SEED, UNPAIRED), "new seeds, on other text of this kind"),
-    ONE_SEED: "these trained runs, on other text of this kind",
-}
+#: How the runs of two curves are compared: by seed, or as independent groups.
+BY_SEED, UNPAIRED = "by seed", "unpaired"
+#: The seed of an imported model, and the word on its method.
+IMPORTED, NO_SEEDS = "None", "no seeds (imported)"
 
 
-#: The columns that verdicts read.
+#: The columns that comparisons read.
 _COMPARED = [
     "run", "run_id", "hash", "seed", "protocol", "eval_len", "stride", "status", "tokenizer", "data_digest", "nll",
     "ppl", "targets", "block_len", "block_nll", "num_targets", "max_targets", "num_stretches", "num_documents",
@@ -53,8 +58,8 @@ class Place(NamedTuple):
     k: float | None = None
 
 
-class Verdict(NamedTuple):
-    """The perplexity (or R_k) of one curve over that of another, its 95 % interval, and the word for it.
+class Comparison(NamedTuple):
+    """Two curves at one place: the ratio of their perplexities (or of their R_k), and two verdicts on it.
 
     Attributes:
       pair: the numbers of the two curves.
@@ -65,13 +70,9 @@ class Verdict(NamedTuple):
       num_targets: scored tokens.
       text: the digest of the scored text.
       ratio: None if there is none.
-      low, high: the ends of the interval, None if there is none.
-      over_seeds: the part of the interval for other seeds on this text.
-      over_text: the part of the interval for these runs on other text.
-      p: of this comparison alone.
-      adjusted_p: of it among the `family`.
-      family: the number of comparisons that have a p.
-      word: "better" or "worse" if `adjusted_p` is below 0.05, else "not separated" or "no interval".
+      over_seeds: the part of the interval for other seeds on this text, None if a curve has a single run.
+      checkpoints: whether these trained weights differ on other text of this kind.
+      method: whether new seeds differ on other text of this kind.
       reason: why there is no interval or no difference.
     """
 
@@ -83,29 +84,19 @@ class Verdict(NamedTuple):
     num_targets: int | None
     text: str | None
     ratio: float | None
-    low: float | None = None
-    high: float | None = None
-    over_seeds: tuple[float, float] | None = None
-    over_text: tuple[float, float] | None = None
-    p: float | None = None
-    adjusted_p: float | None = None
-    family: int = 0
-    word: str = NO_INTERVAL
-    reason: str = ""
-
-    @property
-    def words(self) -> str:
-        """The word with its reason, for tables."""
-        seed = " (one seed)" if self.pairing == ONE_SEED and self.word != NO_INTERVAL else ""
-        return f"{self.word}{seed}" + (f": {self.reason}" if self.reason else "")
+    over_seeds: tuple[float, float] | None
+    checkpoints: Verdict
+    method: Verdict
+    reason: str
 
     def facts(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return the verdict as plain JSON. names: those of the curves."""
+        """Return the comparison as plain JSON. names: those of the curves."""
         facts = self._asdict()
         (one, other), place = facts.pop("pair"), facts.pop("place")
         measure = "ppl" if place.k is None else "R_k"
-        values = {"one": names[one], "other": names[other], "measure": measure} | place._asdict() | facts
-        return values | {"holds_for": HOLDS_FOR[self.pairing]}
+        verdicts = {"checkpoints": self.checkpoints._asdict(), "method": self.method._asdict()}
+        values = {"one": names[one], "other": names[other], "measure": measure} | place._asdict()
+        return values | facts | verdicts
 
 
 class _Run(NamedTuple):
@@ -113,7 +104,7 @@ class _Run(NamedTuple):
 
     Attributes:
       rows: by protocol, stride and window.
-      seed: as text, "None" for an imported model, which has none.
+      seed: as text, IMPORTED for an imported model, which has none.
       train_len: tokens.
     """
 
@@ -128,7 +119,7 @@ class _Sides(NamedTuple):
     Attributes:
       runs: of each side, in the order of their seeds if they are paired by seed.
       labels: of the two curves.
-      pairing: a key of HOLDS_FOR.
+      pairing: BY_SEED or UNPAIRED.
     """
 
     runs: tuple[Sequence[_Run], Sequence[_Run]]
@@ -136,14 +127,24 @@ class _Sides(NamedTuple):
     pairing: str
 
 
+class _Pair(NamedTuple):
+    """Two curves at one place before the verdicts: the runs, the rows that they have there, and the difference."""
+
+    numbers: tuple[int, int]
+    place: Place
+    sides: _Sides
+    rows: Sequence[Mapping[str, Any]]
+    difference: Difference
+
+
 #: A row of the table, or None for one that a run does not have.
 _Row = Mapping[str, Any] | None
 
 
-def verdicts(
+def comparisons(
     stored: pd.DataFrame, curves: Sequence[Curve], wanted: Callable[[Place], bool] = lambda place: True
-) -> tuple[list[Verdict], list[str]]:
-    """Return a verdict for each pair of curves and each place that both measured on the same targets.
+) -> tuple[list[Comparison], list[str]]:
+    """Return a comparison of each pair of curves at each place that both measured on the same targets.
 
     Args:
       stored: the table of the rows of the runs of the curves.
@@ -151,7 +152,7 @@ def verdicts(
       wanted: tells which places are compared. The others do not count in Holm's correction.
 
     Returns:
-      The verdicts, and a line on each run or place that is not compared.
+      The comparisons, and a line on each run or place that is not compared.
     """
     rows = stored[(stored.protocol != PER_POSITION) & (stored.left_out == "")]
     rows = rows.assign(ppl=finite_perplexity(rows))
@@ -160,12 +161,12 @@ def verdicts(
         by_run.setdefault(row["run"], {})[row["protocol"], _stride(row), row["eval_len"]] = row
     runs = [
         [
-            _Run(by_run.get(run, {}), seed or "None", length)
+            _Run(by_run.get(run, {}), seed or IMPORTED, length)
             for run, seed, length in zip(own.run, own.train_seed, own.train_len, strict=True)
         ]
         for own in (curve.runs for curve in curves)
     ]
-    judged, reasons = list[Verdict](), dict[str, None]()
+    unjudged, reasons = list[_Pair](), dict[str, None]()
     for n, m in itertools.combinations(range(len(curves)), 2):
         one, other = curves[n], curves[m]
         sides, left = _sides((one.label, other.label), (runs[n], runs[m]))
@@ -176,11 +177,12 @@ def verdicts(
             pairs = [[_find_row(run, place) for run in side] for side in sides.runs]
             rows = [row for side in pairs for pair in side for row in pair if row is not None]
             if not (reason := _unlike(rows)):
-                judged.append(_verdict((n, m), place, sides, pairs))
+                unjudged.append(_Pair((n, m), place, sides, rows, _difference(place, sides, pairs)))
             else:
                 left.append(f"{one.label} and {other.label} {reason}")
         reasons |= dict.fromkeys(left)
-    return _correct(judged), list(reasons)
+    verdicts = judge([pair.difference for pair in unjudged])
+    return [_comparison(pair, *two) for pair, two in zip(unjudged, verdicts, strict=True)], list(reasons)
 
 
 def _stride(row: dict[str, Any]) -> int | None:
@@ -197,18 +199,13 @@ def _sides(labels: tuple[str, str], runs: tuple[Sequence[_Run], Sequence[_Run]])
     spread.
     """
     seeds, left = [{run.seed: run for run in side} for side in runs], []
-    shared = sorted(seeds[0].keys() & seeds[1].keys() - {"None"}, key=lambda seed: (len(seed), seed))
-    single = min(map(len, runs)) == 1
-    if len(shared) > 1 or (shared and single):
+    shared = sorted(seeds[0].keys() & seeds[1].keys() - {IMPORTED}, key=lambda seed: (len(seed), seed))
+    if len(shared) > 1 or (shared and min(map(len, runs)) == 1):
         for own, label, rival in zip(seeds, labels, labels[::-1], strict=True):
             if alone := ", ".join(seed for seed in own if seed not in shared):
                 left.append(f"{label}, seed {alone}, as {rival} has no results of this seed")
-        return _Sides(
-            ([seeds[0][seed] for seed in shared], [seeds[1][seed] for seed in shared]),
-            labels,
-            ONE_SEED if single else BY_SEED,
-        ), left
-    return _Sides(runs, labels, ONE_SEED if single else UNPAIRED), left
+        return _Sides(([seeds[0][seed] for seed in shared], [seeds[1][seed] for seed in shared]), labels, BY_SEED), left
+    return _Sides(runs, labels, UNPAIRED), left
 
 
 def _places(sides: _Sides) -> list[Place]:
@@ -265,43 +262,51 @@ def _problem(row: _Row) -> str:
     return ""
 
 
-def _verdict(pair: tuple[int, int], place: Place, sides: _Sides, pairs: Sequence[Sequence[Sequence[_Row]]]) -> Verdict:
-    """Return a verdict without its correction.
+def _difference(place: Place, sides: _Sides, pairs: Sequence[Sequence[Sequence[_Row]]]) -> Difference:
+    """Return the difference of two curves, NaN if a run has no loss. Its `no_interval` says why there is no interval.
 
     Args:
-      pair: the numbers of the two curves.
       place: the measurement.
       sides: the runs of the curves.
       pairs: per side and run, the row of a loss, or the rows at kL and at L.
     """
-    there = [row for side in pairs for rows in side for row in rows if row is not None]
-    targets, text = (next((row[key] for row in there if row.get(key)), None) for key in ("num_targets", "data_digest"))
-    train_lens, (ours, theirs) = (sides.runs[0][0].train_len, sides.runs[1][0].train_len), sides.runs
-    bare = Verdict(pair, place, train_lens, (len(ours), len(theirs)), sides.pairing, targets, text, None)
     problems = [
-        f"{label}{'' if run.seed == 'None' else f', seed {run.seed}'}: {problem}"
+        f"{label}{'' if run.seed == IMPORTED else f', seed {run.seed}'}: {problem}"
         for label, runs, side in zip(sides.labels, sides.runs, pairs, strict=True)
         for run, rows in zip(runs, side, strict=True)
         if (problem := next(filter(None, map(_problem, rows)), ""))
     ]
     if problems:
-        return bare._replace(reason=problems[0] + (f", and {len(problems) - 1} more" if problems[1:] else ""))
+        counts = [len(runs) for runs in sides.runs]
+        unknown = tuple(StandardError(math.nan, count - 1) for count in counts if min(counts) > 1)
+        return Difference(
+            math.nan, None, unknown, problems[0] + (f", and {len(problems) - 1} more" * bool(problems[1:]))
+        )
     known = [[[row for row in rows if row is not None] for rows in side] for side in pairs]
-    ours_known, theirs_known = known
-    paired = sides.pairing == BY_SEED
+    (ours, theirs), paired = known, sides.pairing == BY_SEED
     if place.k is None:
-        difference = loss_difference([rows[0] for rows in ours_known], [rows[0] for rows in theirs_known], paired)
+        difference = loss_difference([rows[0] for rows in ours], [rows[0] for rows in theirs], paired)
     else:
-        difference = rise_difference(ours_known, theirs_known, paired)
-    made = bare._replace(
-        ratio=perplexity(difference.mean),
-        over_seeds=_ends(difference.mean, difference.over_seeds),
-        over_text=_ends(difference.mean, difference.over_text),
+        difference = rise_difference(ours, theirs, paired)
+    copies = _copies(sides, known)
+    return difference._replace(text=None, no_interval=copies) if copies else difference
+
+
+def _comparison(pair: _Pair, checkpoints: Verdict, method: Verdict) -> Comparison:
+    """Return a comparison with its verdicts."""
+    targets, text = (
+        next((row[key] for row in pair.rows if row.get(key)), None) for key in ("num_targets", "data_digest")
     )
-    if reason := _copies(sides, known) or difference.no_interval:
-        return made._replace(reason=reason)
-    low, high = _ends(difference.mean, difference.half) or (None, None)
-    return made._replace(low=low, high=high, p=difference.p, reason=_equal(difference))
+    (ours, theirs), difference = pair.sides.runs, pair.difference
+    known = not math.isnan(difference.mean)
+    if any(run.seed == IMPORTED for run in (*ours, *theirs)):
+        method = method._replace(word=NO_SEEDS)
+    return Comparison(
+        pair.numbers, pair.place, (ours[0].train_len, theirs[0].train_len), (len(ours), len(theirs)),
+        pair.sides.pairing, targets, text, perplexity(difference.mean) if known else None,
+        _ends(difference.mean, difference.over_seeds) if known else None, checkpoints, method,
+        difference.no_interval or _equal(difference),
+    )  # fmt: skip
 
 
 def _ends(mean: float, half: float | None) -> tuple[float, float] | None:
@@ -333,22 +338,3 @@ def p_text(p: float) -> str:
     """Return a p-value with two digits, or as many as leave it on its side of 0.05."""
     texts = (f"{p:.{digits}g}" for digits in range(2, 17))
     return next((text for text in texts if (float(text) < SIGNIFICANCE) == (p < SIGNIFICANCE)), repr(p))
-
-
-def _correct(judged_verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Return verdicts with their words: Holm's correction is for all of them that have a p-value."""
-    judged = [n for n, verdict in enumerate(judged_verdicts) if verdict.p is not None]
-    adjusted = dict(zip(judged, holm([judged_verdicts[n].p or 0.0 for n in judged]), strict=True))
-    return [
-        _word_verdict(verdict._replace(adjusted_p=adjusted.get(n), family=len(judged)))
-        for n, verdict in enumerate(judged_verdicts)
-    ]
-
-
-def _word_verdict(verdict: Verdict) -> Verdict:
-    if verdict.p is None or verdict.adjusted_p is None or verdict.ratio is None:
-        return verdict
-    if verdict.adjusted_p < SIGNIFICANCE:
-        return verdict._replace(word=BETTER if verdict.ratio < 1 else WORSE)
-    alone = f"p = {p_text(verdict.p)} alone, before Holm's correction" if verdict.p < SIGNIFICANCE else ""
-    return verdict._replace(word=NOT_SEPARATED, reason=verdict.reason or alone)

@@ -20,6 +20,7 @@ from typing import Any
 import pandas as pd
 
 from posx.errors import PosxError
+from posx.evaluation.differences import Verdict
 from posx.evaluation.statistics import horizon
 from posx.lab.config import TrainConfig, base_config, run_config
 from posx.lab.files.rows import number
@@ -28,7 +29,7 @@ from posx.lab.plots.formats import FORMATS
 from posx.lab.plots.groups import Curve, Panel, Point, curves_of_runs, panels
 from posx.lab.plots.points import average_bins, bits_curves, local_loss, perplexity_curves, ratio_curves
 from posx.lab.plots.tables import cell, panel_tables, seed_count
-from posx.lab.plots.verdicts import verdicts
+from posx.lab.plots.verdicts import comparisons
 from posx.lab.results.columns import plain_rows
 from posx.lab.results.facts import OF_ENCODINGS
 from posx.lab.results.table import PER_POSITION, common_folder, list_runs, missing_runs, read_results
@@ -38,7 +39,7 @@ from posx.lab.runs.folder import RunFolder, run_folders, run_name
 MEASURES = {"ppl": perplexity_curves, "bpb": bits_curves, "R_k": ratio_curves}
 #: Points of a training curve.
 MOST_STEPS = 120
-#: Curves of which each pair gets a verdict: their number grows with the square.
+#: Curves of which each pair is compared: their number grows with the square.
 MOST_COMPARED = 50
 #: Pictures of encodings, of about 50 kB each.
 MOST_PICTURES = 12
@@ -211,24 +212,30 @@ def _training(folders: Sequence[Path], places: Mapping[str, int]) -> Iterator[di
 
 
 def _verdicts(table: pd.DataFrame, curves: Sequence[Curve]) -> dict[str, Any]:
-    """Return the verdicts on all pairs as short rows, and which pairs are not compared.
+    """Return the comparisons of all pairs as short rows, and which pairs are not compared.
 
-    A row is [curve, other curve, number of its place, ratio, low, high, adjusted p, word, reason]. A place is
-    [protocol, stride, window, k], k of R_k or None for perplexity.
+    A row is [curve, other curve, number of its place, ratio, verdict on these checkpoints, verdict on the method,
+    reason]. A verdict is [low, high, adjusted p, word]. A place is [protocol, stride, window, k], k of R_k or None for
+    perplexity. Each verdict has a family of its own.
     """
     if len(curves) > MOST_COMPARED:
         why = f"{len(curves)} curves are too many for a verdict on each pair. Compare a few: posx compare RUN RUN"
-        return {"verdicts": [], "places": [], "family": 0, "no_verdicts": [why]}
-    judged, left_out = verdicts(table, curves)
+        return {"verdicts": [], "places": [], "families": [0, 0], "no_verdicts": [why]}
+    judged, left_out = comparisons(table, curves)
     places = list(dict.fromkeys(one.place for one in judged))
-    short = [
-        [*one.pair, places.index(one.place)]
-        + [value and _plain(float(f"{value:.10g}")) for value in (one.ratio, one.low, one.high, one.adjusted_p)]
-        + [one.word, one.words.removeprefix(one.word)]
+
+    def short(value: float | None) -> Any:
+        return value and _plain(float(f"{value:.10g}"))
+
+    def cells(verdict: Verdict) -> list[Any]:
+        return [*map(short, (verdict.low, verdict.high, verdict.adjusted_p)), verdict.word]
+
+    rows = [
+        [*one.pair, places.index(one.place), short(one.ratio), cells(one.checkpoints), cells(one.method), one.reason]
         for one in judged
     ]
-    family = judged[0].family if judged else 0
-    return {"verdicts": short, "places": places, "family": family, "no_verdicts": left_out}
+    families = [judged[0].checkpoints.family, judged[0].method.family] if judged else [0, 0]
+    return {"verdicts": rows, "places": places, "families": families, "no_verdicts": left_out}
 
 
 def _settings(run: pd.Series) -> dict[str, str]:

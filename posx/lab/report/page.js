@@ -211,20 +211,24 @@ function ratioCells(values) {
 
 function fillVerdicts() {
   const one = $("one").value === "" ? null : Number($("one").value);
-  const body = data.verdicts.filter((v) => one === null || v[0] === one || v[1] === one).map((v) => {
-    const turned = one !== null && v[1] === one;
-    const [ours, theirs] = turned ? [v[1], v[0]] : [v[0], v[1]];
-    const [ratio, low, high] = turned ? [v[3], v[5], v[4]].map((x) => (x === null ? null : 1 / x)) : v.slice(3, 6);
-    const [protocol, stride, tokens, k] = data.places[v[2]];
-    const word = turned ? { better: "worse", worse: "better" }[v[7]] ?? v[7] : v[7];
+  const inverse = (x) => (x === null ? null : 1 / x);
+  const flip = ([low, high, p, word]) => [inverse(high), inverse(low), p, { better: "worse", worse: "better" }[word] ?? word];
+  const body = data.verdicts.filter((v) => one === null || v[0] === one || v[1] === one).map(([n, m, place, ratio, ...rest]) => {
+    const turned = m === one, verdicts = rest.slice(0, 2).map((verdict) => (turned ? flip(verdict) : verdict));
+    const ends = verdicts.flatMap((verdict) => verdict.slice(0, 2));
+    const [value, ...texts] = ratioCells([turned ? inverse(ratio) : ratio, ...ends]);
+    const [protocol, stride, tokens, k] = data.places[place];
     const rule = (stride ? `${protocol}, stride ${stride}` : protocol) + (k === null ? "" : `, R_${k}`);
-    return [data.curves[ours].label, data.curves[theirs].label, rule, tokens, ...ratioCells([ratio, low, high]), v[6], word + v[8]];
+    return [...(turned ? [m, n] : [n, m]).map((curve) => data.curves[curve].label), rule, tokens, value,
+      ...verdicts.flatMap(([low, , p, word], i) => [{ value: low, text: low === null ? "-" : `${texts[2 * i].text}-${texts[2 * i + 1].text}` }, p, word]),
+      rest[2]];
   });
   const few = body.slice(0, MOST_ROWS);
-  table("verdicts", ["curve", "against", "protocol", "tokens", "ratio", "low", "high", "p (Holm)", "verdict"], few);
+  table("verdicts", ["curve", "against", "protocol", "tokens", "ratio", "over text", "p (Holm)", "these checkpoints",
+    "text and seeds", "p (Holm)", "the method", "note"], few);
   if (!data.verdicts.length) $("verdicts").replaceChildren();
   $("verdicts").append(...data.no_verdicts.slice(0, 20).map((text) => element("p", `Not compared: ${text}.`)));
-  if (data.family) $("verdicts").append(element("p", `Verdicts follow from p, after Holm's correction for all ${data.family} comparisons.`));
+  if (data.families[0]) $("verdicts").append(element("p", `Verdicts follow from p after Holm's correction for all comparisons of the column: ${data.families.join(" and ")}.`));
   if (body.length > few.length) $("verdicts").append(element("p", `The first ${few.length} of ${body.length}: choose a curve.`));
 }
 

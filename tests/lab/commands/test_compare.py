@@ -63,7 +63,7 @@ def put(folder, encoding, seed=0, shift=0.0, noise=0.02, **changes):
 
 
 def compared(capsys, *words, measure="ppl"):
-    """Return the verdicts on one measure."""
+    """Return the comparisons of one measure."""
     code, out, err = tiny.call(capsys, "compare", *words, "--json")
     assert code == 0, err
     return [one for one in map(json.loads, out.splitlines()) if one["measure"] == measure]
@@ -80,14 +80,17 @@ def test_compare_says_which_run_is_better(capsys, tmp_path):
     paths = [put(tmp_path, "alibi"), put(tmp_path, "rope", shift=-0.05), put(tmp_path, "t5", shift=-0.051)]
     found = {(one["one"], one["other"], one["eval_len"]): one for one in compared(capsys, *paths)}
     assert len(found) == 6
-    assert found["alibi", "rope", 64]["word"] == "worse"
-    assert found["rope", "t5", 128]["word"] == "not separated"
+    assert found["alibi", "rope", 64]["checkpoints"]["word"] == "worse"
+    assert found["rope", "t5", 128]["checkpoints"]["word"] == "not separated"
     one = found["alibi", "rope", 128]
-    assert one["low"] < one["ratio"] < one["high"] and one["ratio"] == pytest.approx(math.exp(0.05), abs=0.01)
-    assert one["holds_for"] == "these trained runs, on other text of this kind" and one["pairing"] == "one seed"
+    ends = one["checkpoints"]["low"], one["checkpoints"]["high"]
+    assert ends[0] < one["ratio"] < ends[1] and one["ratio"] == pytest.approx(math.exp(0.05), abs=0.01)
+    nothing = dict.fromkeys(("low", "high", "p", "adjusted_p"))
+    assert one["method"] == nothing | {"family": 0, "word": "too few seeds (1)"} and one["over_seeds"] is None
     code, out, _ = tiny.call(capsys, "compare", paths[0], paths[1])
-    assert code == 0 and "alibi against rope" in out and "worse (one seed)" in out and "not for the encodings" in out
-    assert "new seeds" not in out
+    assert code == 0 and "alibi against rope" in out and "1 pair of equal seeds" in out
+    (line,) = (line for line in out.splitlines() if line.split()[:1] == ["64"])
+    assert re.search(r" worse +- +-  too few seeds \(1\)$", line) and "needs 5 seeds of each" in out
     # A folder of runs stands for all of them.
     assert compared(capsys, str(tmp_path)) == list(found.values()) == compared(capsys, f"--workdir={tmp_path}")
 
@@ -115,42 +118,44 @@ def test_runs_evaluated_in_other_precisions_are_named(capsys, tmp_path):
 
 
 def test_compare_counts_the_spread_of_seeds(capsys, tmp_path):
-    """A difference that one seed shows may be less than seeds differ."""
-    for seed in range(3):
-        put(tmp_path, "alibi", seed, shift=(0.0, 0.2, -0.2)[seed])
+    """A difference of checkpoints may be less than seeds differ, and four seeds say nothing of a method."""
+    for seed in range(5):
+        put(tmp_path, "alibi", seed, shift=(0.0, 0.2, -0.2, 0.1, -0.1)[seed])
         put(tmp_path, "rope", seed, shift=-0.05)
     (one, _) = compared(capsys, str(tmp_path))
-    assert one["seeds"] == [3, 3] and one["word"] == "not separated"
-    (alone, _) = compared(capsys, *(str(tmp_path / f"{name}-L64-s0") for name in ("alibi", "rope")))
-    assert alone["seeds"] == [1, 1] and alone["word"] == "worse"
+    assert one["seeds"] == [5, 5] and one["checkpoints"]["word"] == "worse"
+    assert one["method"]["word"] == "not separated" and one["method"]["low"] < 1 < one["method"]["high"]
+    (four, _) = compared(capsys, *(str(tmp_path / f"{name}-L64-s{seed}") for name in NAMES for seed in range(1, 5)))
+    assert (four["method"]["word"], four["method"]["family"]) == ("too few seeds (4)", 0)
+    assert four["method"]["low"] < four["ratio"] < four["method"]["high"] and 0 < four["method"]["p"] < 1
 
 
 def test_equal_seeds_are_compared_in_pairs(capsys, tmp_path):
     """Seeds that move both runs by 0.2 nats do not blur a difference of 0.05 that each of them shows."""
-    for seed in range(3):
-        put(tmp_path, "alibi", seed, shift=(0.0, 0.2, -0.2)[seed])
-        put(tmp_path, "rope", seed, shift=(-0.051, 0.15, -0.249)[seed])
+    for seed in range(5):
+        put(tmp_path, "alibi", seed, shift=(0.0, 0.2, -0.2, 0.1, -0.1)[seed])
+        put(tmp_path, "rope", seed, shift=(-0.051, 0.15, -0.249, 0.05, -0.151)[seed])
     (one, _) = compared(capsys, str(tmp_path), "--lengths=64,128")
     stored = [
-        json.loads((tmp_path / f"{n}-L64-s{s}/eval.jsonl").open().readline())["nll"] for n in NAMES for s in range(3)
+        json.loads((tmp_path / f"{n}-L64-s{s}/eval.jsonl").open().readline())["nll"] for n in NAMES for s in range(5)
     ]
-    gaps = [a - b for a, b in zip(stored[:3], stored[3:], strict=True)]
-    mean, half = statistics.fmean(gaps), 4.30265273 * statistics.stdev(gaps) / math.sqrt(3)  # t of 2 degrees of freedom
+    gaps = [a - b for a, b in zip(stored[:5], stored[5:], strict=True)]
+    mean, half = statistics.fmean(gaps), 2.77644511 * statistics.stdev(gaps) / math.sqrt(5)  # t of 4 degrees of freedom
     assert one["ratio"] == pytest.approx(math.exp(mean), rel=1e-9) and one["pairing"] == "by seed"
     assert one["over_seeds"] == pytest.approx([math.exp(mean - half), math.exp(mean + half)], rel=1e-8)
-    over_text = math.log(one["over_text"][1]) - mean
-    assert math.log(one["high"]) - mean == pytest.approx(math.hypot(half, over_text), rel=1e-6)
-    assert one["word"] == "worse" and one["holds_for"] == "new seeds, on other text of this kind"
+    over_text = math.log(one["checkpoints"]["high"]) - mean
+    assert math.log(one["method"]["high"]) - mean == pytest.approx(math.hypot(half, over_text), rel=1e-6)
+    assert one["method"]["word"] == one["checkpoints"]["word"] == "worse"
     reseeded(tmp_path / "rope-L64-s2", 7)
     code, out, err = tiny.call(capsys, "compare", str(tmp_path))
-    assert code == 0 and "2 pairs of equal seeds" in out
+    assert code == 0 and "4 pairs of equal seeds" in out
     assert (
         "alibi, seed 2, as rope has no results of this seed" in err and "rope, seed 7, as alibi has no results" in err
     )
-    for seed in range(2):
+    for seed in (0, 1, 3, 4):
         reseeded(tmp_path / f"rope-L64-s{seed}", seed + 8)
     (one, _) = compared(capsys, str(tmp_path))
-    assert (one["pairing"], one["word"], one["seeds"]) == ("unpaired", "not separated", [3, 3])
+    assert (one["pairing"], one["method"]["word"], one["seeds"]) == ("unpaired", "not separated", [5, 5])
 
 
 def test_too_little_text_gives_no_verdict(capsys, tmp_path):
@@ -160,13 +165,13 @@ def test_too_little_text_gives_no_verdict(capsys, tmp_path):
             path = put(tmp_path, name, seed, shift=shift)
             edited(path, lambda row: row | {"num_targets": 16 * BLOCK_LEN, "block_nll": row["block_nll"][:16]})
     (one, _) = compared(capsys, str(tmp_path))
-    assert (one["word"], one["reason"]) == ("no interval", "too few blocks of text (16 of at least 32)")
-    assert (
-        one["ratio"] < 0.03 and one["low"] is one["high"] is one["p"] is one["adjusted_p"] is one["over_text"] is None
-    )
-    assert one["over_seeds"][1] < 1 and one["family"] == 0
+    assert one["reason"] == "too few blocks of text (16 of at least 32)" and one["ratio"] < 0.03
+    for question, word in (("checkpoints", "no interval"), ("method", "too few seeds (2)")):
+        assert one[question] == dict.fromkeys(("low", "high", "p", "adjusted_p")) | {"family": 0, "word": word}
+    assert one["over_seeds"][1] < 1
     _, out, _ = tiny.call(capsys, "compare", str(tmp_path))
-    assert out.count("no interval: too few blocks of text (16 of at least 32)") == 3 and "not separated" not in out
+    assert out.count("  no interval  ") == out.count("  too few blocks of text (16 of at least 32)") == 3
+    assert "not separated" not in out
 
 
 def test_a_run_without_its_loss_gives_no_verdict(capsys, tmp_path):
@@ -177,8 +182,9 @@ def test_a_run_without_its_loss_gives_no_verdict(capsys, tmp_path):
     nan = {"status": "nonfinite", "ppl": None, "nll": None, "block_nll": None}
     edited(tmp_path / "rope-L64-s0", lambda row: row | nan if row["eval_len"] == 64 else row)
     near, far = (one for one in compared(capsys, str(tmp_path)) if (one["one"], one["other"]) == NAMES)
-    assert (near["word"], near["reason"]) == ("no interval", "rope, seed 0: not finite") and near["ratio"] is None
-    assert (far["word"], far["reason"]) == ("no interval", "alibi, seed 1: not measured")
+    assert near["reason"] == "rope, seed 0: not finite" and near["ratio"] is near["over_seeds"] is None
+    assert far["reason"] == "alibi, seed 1: not measured"
+    assert {one["checkpoints"]["word"] for one in (near, far)} == {"no interval"}
 
 
 def test_order_of_runs_does_not_decide_an_interval(capsys, tmp_path):
@@ -188,7 +194,7 @@ def test_order_of_runs_does_not_decide_an_interval(capsys, tmp_path):
     for folder, all_of_first in (("one", True), ("other", False)):
         for name, whole in (("alibi", all_of_first), ("rope", not all_of_first)):
             put(tmp_path / folder, name, shift=0.05 * (name == "rope"), **few | ({"max_targets": 0} if whole else {}))
-        words.append(compared(capsys, str(tmp_path / folder))[0]["word"])
+        words.append(compared(capsys, str(tmp_path / folder))[0]["checkpoints"]["word"])
     assert words == ["better", "better"]
     for name in NAMES:
         put(tmp_path / "few", name, shift=0.05 * (name == "rope"), **few)
@@ -202,7 +208,7 @@ def test_words_print_no_value_on_the_other_side(capsys, tmp_path):
     ]  # fmt: skip
     paths = [put(tmp_path, "alibi"), put(tmp_path, "rope", shift=0.007214555740356444)]
     (one,) = compared(capsys, *paths, "--lengths=64")
-    assert 0.0495 < one["adjusted_p"] < 0.05 and one["word"] == "better"
+    assert 0.0495 < one["checkpoints"]["adjusted_p"] < 0.05 and one["checkpoints"]["word"] == "better"
     assert "  0.0497  better" in tiny.call(capsys, "compare", *paths, "--lengths=64")[1]
     far = put(tmp_path, "t5", shift=12.0)
     (line, *_) = [line for line in tiny.call(capsys, "compare", paths[0], far)[1].splitlines() if " 64 " in line]
@@ -217,7 +223,7 @@ def test_a_seed_that_ended_with_nan_is_not_dropped(capsys, tmp_path):
             path = Path(put(tmp_path, name, seed, shift=shift + 0.001 * seed * len(name)))
             facts = {"layers": [name], "code": dict(settings.code), "settings": settings.settings}
             edited(path, lambda row, facts=facts: row | facts)
-    assert compared(capsys, str(tmp_path))[0]["word"] == "worse"
+    assert compared(capsys, str(tmp_path))[0]["checkpoints"]["word"] == "worse"
     (path / "eval.jsonl").unlink()
     start(path, settings)
     (path / "metrics.jsonl").write_text(logged(2.0, "nan"))
@@ -227,8 +233,11 @@ def test_a_seed_that_ended_with_nan_is_not_dropped(capsys, tmp_path):
         assert (
             len(found) == 6 and len(every) == 9 and {one["reason"] for one in found} == {"rope, seed 2: ended with NaN"}
         )
-        assert {(one["word"], one["ratio"], *one["seeds"]) for one in found} == {("no interval", None, 3, 3)}
-    assert [line[7:] for line in content([tmp_path])["verdicts"]].count(["no interval", f": {found[0]['reason']}"]) == 6
+        words = {(one["checkpoints"]["word"], one["method"]["word"], *one["seeds"], one["ratio"]) for one in found}
+        assert words == {("no interval", "too few seeds (3)", 3, 3, None)}
+    none = [None, None, None]
+    row = [None, [*none, "no interval"], [*none, "too few seeds (3)"], found[0]["reason"]]
+    assert [line[3:] for line in content([tmp_path])["verdicts"]].count(row) == 6
     for seed in range(3):
         shutil.rmtree(tmp_path / f"t5-L64-s{seed}")
     refused(capsys, 2, ["compare", str(tmp_path)], "rope, seed 2: ended with NaN. Train this seed again")
@@ -240,12 +249,13 @@ def test_a_single_run_is_compared_with_its_own_seed(capsys, tmp_path):
         put(tmp_path, "rope", seed, shift=shift)
     single = put(tmp_path, "alibi", shift=0.15)
     (one, _) = compared(capsys, str(tmp_path))
-    assert (one["word"], one["seeds"], one["pairing"]) == ("better", [1, 1], "one seed")
+    assert (one["checkpoints"]["word"], one["seeds"], one["pairing"]) == ("better", [1, 1], "by seed")
     assert one == compared(capsys, single, str(tmp_path / "rope-L64-s0"))[0]
     assert "rope, seed 1, 2, as alibi has no results of this seed" in tiny.call(capsys, "compare", str(tmp_path))[2]
     reseeded(single, 7)
     (one, _) = compared(capsys, str(tmp_path))
-    assert (one["word"], one["seeds"], one["pairing"]) == ("worse", [1, 3], "one seed")
+    assert (one["checkpoints"]["word"], one["seeds"], one["pairing"]) == ("worse", [1, 3], "unpaired")
+    assert one["method"]["word"] == "too few seeds (1)" and one["method"]["low"] is None
 
 
 def test_a_copy_is_no_second_seed(capsys, tmp_path):
@@ -254,7 +264,8 @@ def test_a_copy_is_no_second_seed(capsys, tmp_path):
         shutil.copytree(tmp_path / f"{name}-L64-s0", tmp_path / f"{name}-L64-s1")
         reseeded(tmp_path / f"{name}-L64-s1", 1)
     (one, _) = compared(capsys, str(tmp_path))
-    assert one["word"] == "no interval" and "seeds 0 and 1 of alibi have equal losses" in one["reason"]
+    assert "seeds 0 and 1 of alibi have equal losses" in one["reason"]
+    assert one["checkpoints"]["word"] == "no interval" and one["checkpoints"]["p"] is one["method"]["p"] is None
 
 
 def test_equal_runs_are_not_separated(capsys, tmp_path):
@@ -263,51 +274,59 @@ def test_equal_runs_are_not_separated(capsys, tmp_path):
     put(tmp_path, "t5", noise=0, shift=1e-8)
     found = {(one["one"], one["other"]): one for one in compared(capsys, str(tmp_path)) if one["eval_len"] == 64}
     same, rounded = found["alibi", "rope"], found["alibi", "t5"]
-    assert (same["ratio"], same["low"], same["high"], same["p"]) == (1, 1, 1, 1)
-    assert (same["word"], same["reason"]) == ("not separated", "all losses are equal")
-    assert (rounded["word"], rounded["reason"], rounded["p"]) == ("not separated", "equal up to rounding", 1)
-    assert rounded["low"] < 1 < rounded["high"]
+    assert list(same["checkpoints"].values()) == [1, 1, 1, 1, 9, "not separated"] and same["ratio"] == 1
+    assert (same["reason"], rounded["reason"]) == ("all losses are equal", "equal up to rounding")
+    rounded = rounded["checkpoints"]
+    assert (rounded["word"], rounded["p"]) == ("not separated", 1) and rounded["low"] < 1 < rounded["high"]
 
 
 def test_compare_judges_rises_beyond_the_training_length(capsys, tmp_path):
     """R_2 of one is 1.05 times that of the other, while its perplexity at 2 L is lower."""
-    for seed in range(3):
+    for seed in range(5):
         for name, near, far in (("alibi", -0.2, -0.15), ("rope", 0.0, 0.0)):
             path = put(tmp_path, name, seed)
             edited(path, functools.partial(moved, near + 0.1 * seed, far + 0.1 * seed + 0.0001 * seed * len(name)))
     (found,) = compared(capsys, str(tmp_path), measure="R_k")
-    assert (found["k"], found["eval_len"], found["word"], found["pairing"]) == (2, 128, "worse", "by seed")
-    assert found["ratio"] == pytest.approx(math.exp(0.05), rel=1e-3) and found["low"] > 1
+    assert (found["k"], found["eval_len"], found["method"]["word"]) == (2, 128, "worse")
+    assert found["ratio"] == pytest.approx(math.exp(0.05), rel=1e-3) and found["method"]["low"] > 1
     rows = {(name, n): row for name in NAMES for n, row in stored_rows(tmp_path / f"{name}-L64-s0").items()}
     (alone,) = compared(capsys, *(str(tmp_path / f"{name}-L64-s0") for name in NAMES), measure="R_k")
     value, low, high = paired_extrapolation(*(rows[name, n] for name in NAMES for n in (128, 64)))
-    assert (alone["ratio"], alone["low"], alone["high"]) == pytest.approx((value, low, high), rel=1e-5)
+    ends = alone["checkpoints"]["low"], alone["checkpoints"]["high"]
+    assert (alone["ratio"], *ends) == pytest.approx((value, low, high), rel=1e-5)
     assert [one["eval_len"] for one in compared(capsys, str(tmp_path), "--lengths=128")] == [128]
     assert len(compared(capsys, str(tmp_path), "--lengths=128", measure="R_k")) == 1
 
 
 def test_words_and_json_give_one_answer(capsys, tmp_path):
-    """Holm's correction counts all comparisons of the call; the words print the p of the JSON, and its reason."""
-    for seed in range(3):
+    """Holm's correction counts all comparisons that answer a question; the words print the p of the JSON."""
+    for seed in range(5):
         for n, name in enumerate(("alibi", "rope", "t5", "nope")):
-            own = (0.25, 0.3, 0.315, 0.2)[n] + 0.004 * (seed * n % 3)
+            own = (0.25, 0.2525, 0.315, 0.2)[n] + 0.004 * (seed * n % 3)
             put(tmp_path, name, seed, shift=0.1 * seed + own, noise=0.002)
+    shutil.rmtree(tmp_path / "t5-L64-s4")
     found = compared(capsys, str(tmp_path)) + compared(capsys, str(tmp_path), measure="R_k")
-    chances = sorted(one["p"] for one in found)
-    assert {one["family"] for one in found} == {18} and len({one["word"] for one in found}) == 3
-    for one in found:
-        rank = chances.index(one["p"])
-        assert one["adjusted_p"] == pytest.approx(min(1, max((18 - n) * p for n, p in enumerate(chances[: rank + 1]))))
-        assert (one["p"] < 0.05) == (not one["low"] <= 1 <= one["high"])
-        decided = {True: "better" if one["ratio"] < 1 else "worse", False: "not separated"}
-        assert one["word"] == decided[one["adjusted_p"] < 0.05]
-        assert (one["word"] == "not separated" and one["p"] < 0.05) == one["reason"].endswith("Holm's correction")
     _, out, _ = tiny.call(capsys, "compare", str(tmp_path))
-    ends = [f"  {one['adjusted_p']:.2g}  {one['word']}" + f": {one['reason']}" * bool(one["reason"]) for one in found]
-    printed = [line for line in out.splitlines() if line.split()[:1] in (["64"], ["128"], ["R_2"])]
-    assert all(any(line.endswith(end) for line in printed) for end in ends) and len(printed) == 18
-    assert "for all 18 comparisons" in out
-    assert {one["family"] for one in compared(capsys, str(tmp_path), "--lengths=64")} == {6}
+    lines = [line for line in out.splitlines() if line.split()[:1] in (["64"], ["128"], ["R_2"])]
+    assert len(lines) == 18 and "for all comparisons of the column: 18 and 9." in out
+    for question, able in (("checkpoints", found), ("method", [one for one in found if "t5" not in one.values()])):
+        chances = sorted(one[question]["p"] for one in able)
+        assert {one[question]["family"] for one in found} == {len(chances)}
+        for one in able:
+            verdict, rank = one[question], chances.index(one[question]["p"])
+            expected = max((len(chances) - n) * p for n, p in enumerate(chances[: rank + 1]))
+            assert verdict["adjusted_p"] == pytest.approx(min(1, expected))
+            assert (verdict["p"] < 0.05) == (not verdict["low"] <= 1 <= verdict["high"])
+            decided = {True: "better" if one["ratio"] < 1 else "worse", False: "not separated"}
+            assert verdict["word"] == decided[verdict["adjusted_p"] < 0.05]
+            assert any(f"  {verdict['adjusted_p']:.2g}  {verdict['word']}" in line for line in lines)
+        assert len({one[question]["word"] for one in able}) == 3
+    lost = [one[name] for one in found for name in ("checkpoints", "method")]
+    lost = sum(one["word"] == "not separated" and one["p"] < 0.05 for one in lost)
+    assert lost and f'{lost} of "not separated" have p below 0.05 alone' in out
+    left = [one["method"] for one in found if "t5" in one.values()]
+    assert {(one["word"], one["adjusted_p"]) for one in left} == {("too few seeds (4)", None)} and len(left) == 9
+    assert {one["checkpoints"]["family"] for one in compared(capsys, str(tmp_path), "--lengths=64")} == {6}
     refused(capsys, 2, ["compare", str(tmp_path), "--lengths=65"], "--lengths=65", "no two runs")
     refused(capsys, 2, ["compare", str(tmp_path), "--protocol=slide"], "protocol 'slide' is unknown")
 
@@ -320,7 +339,7 @@ def test_strides_of_one_protocol_are_not_mixed(capsys, tmp_path):
     with open(Path(both) / "eval.jsonl", "a") as file:
         file.write((Path(other) / "eval.jsonl").read_text())
     found = compared(capsys, both, one)
-    assert [(row["stride"], row["word"]) for row in found] == [(16, "worse")] * 2
+    assert [(row["stride"], row["checkpoints"]["word"]) for row in found] == [(16, "worse")] * 2
 
 
 def test_half_of_each_window_is_no_stride_of_its_own(capsys, tmp_path):
@@ -387,7 +406,7 @@ def test_answers_of_a_task_are_not_compared_by_losses(capsys, tmp_path):
 
 
 def test_the_script_of_the_guide_gives_the_same_numbers(capsys, tmp_path, monkeypatch):
-    for seed in range(3):
+    for seed in range(5):
         for name, shift in (("alibi", 0.0), ("rope", 0.1), ("t5", 0.12)):
             put(tmp_path / "runs/fair", name, seed, shift=shift + 0.1 * seed)
     monkeypatch.chdir(tmp_path)
@@ -395,9 +414,11 @@ def test_the_script_of_the_guide_gives_the_same_numbers(capsys, tmp_path, monkey
     script = guide.rpartition("```python\n")[2].partition("```")[0].replace("32)", "64)")
     capsys.readouterr()
     exec(compile(script, "compare.md", "exec"), {})
-    printed = re.findall(r"[\d.]+(?=[ )\n-])", capsys.readouterr().out.replace("(", "").replace("t5", ""))
     known = []
+    printed = capsys.readouterr().out.splitlines()
     for one in compared(capsys, "runs/fair", "--lengths=64"):
-        known += [f"{one[name]:.4f}" for name in ("ratio", "low", "high")] + [f"{one['adjusted_p']:.2g}"]
-        known += [f"{end:.4f}" for end in one["over_seeds"]]
-    assert printed == known and len(known) == 18
+        known.append(f"{one['one']} against {one['other']}: {one['ratio']:.4f}")
+        for name in ("checkpoints", "method"):
+            low, high, _, p, _, word = one[name].values()
+            known.append(f"  {name}: {low:.4f}-{high:.4f}, p = {p:.2g}, {word}")
+    assert printed == known and len(known) == 9

@@ -48,7 +48,7 @@ def seeds(folder, *encodings, count=2, **facts):
 
 
 def compared(capsys, *words):
-    """Return the verdicts at 64 tokens, and what is said beside them."""
+    """Return the comparisons at 64 tokens, and what is said beside them."""
     code, out, err = tiny.call(capsys, "compare", *words, "--json", "--lengths=64")
     assert code == 0, err
     return list(map(json.loads, out.splitlines())), err
@@ -60,8 +60,8 @@ def test_seeds_at_other_steps_are_no_seeds_of_one_curve(capsys, tmp_path):
     put(tmp_path / "rope-s0", "rope", 0, step=500)
     put(tmp_path / "rope-s1", "rope", 1)
     found, err = compared(capsys, str(tmp_path))
-    pairs = {(one["one"], one["other"]): (one["pairing"], one["seeds"]) for one in found}
-    assert pairs["alibi", "rope, step=500"] == pairs["alibi", "rope, step=1200"] == ("one seed", [1, 1])
+    pairs = {(one["one"], one["other"]): one["seeds"] for one in found}
+    assert pairs["alibi", "rope, step=500"] == pairs["alibi", "rope, step=1200"] == [1, 1]
     assert "Measured before the end of training: rope-s0 (step 500 of 1,200)" in err
     assert cells(plots.table(read_results(tmp_path)), "rope, step=500")[1] == "1"
 
@@ -107,7 +107,8 @@ def test_an_imported_model_has_no_seed(capsys, tmp_path):
     seeds(tmp_path, "alibi", count=3)
     put(tmp_path / "model", "rope", own_text=False, data="imported 12ab")
     (one,), err = compared(capsys, str(tmp_path))
-    assert (one["pairing"], one["seeds"]) == ("one seed", [3, 1]) and "has no results of this seed" not in err
+    assert (one["pairing"], one["seeds"]) == ("unpaired", [3, 1]) and "has no results of this seed" not in err
+    assert (one["method"]["word"], one["checkpoints"]["word"]) == ("no seeds (imported)", "worse")
     failed = {"status": "oom", "ppl": None, "nll": None, "block_nll": None}
     put(tmp_path / "other", "t5", own_text=False, data="imported 34cd", **failed)
     reasons = {one["reason"] for one in compared(capsys, str(tmp_path))[0]}
@@ -121,7 +122,7 @@ def test_runs_are_compared_on_the_text_that_most_have(capsys, tmp_path):
     seeds(tmp_path, "alibi", data_digest="8" * 16, targets="tuning", **tuned)
     seeds(tmp_path, "alibi", own_text=False, **tuned)
     (one,), err = compared(capsys, str(tmp_path))
-    assert one["pairing"] == "by seed" and one["word"] != "no interval" and one["text"] == DIGEST
+    assert one["pairing"] == "by seed" and one["reason"] == "" and one["text"] == DIGEST
     assert f"16,384 targets, text {DIGEST}, 2 pairs" in tiny.call(capsys, "compare", str(tmp_path))[1]
     assert "alibi-s0, alibi-s1, each: 2 rows left out, measured on other text" in err
     assert "corpora" not in plots.table(read_results(tmp_path))
@@ -188,8 +189,9 @@ def test_equal_means_of_unequal_blocks_are_no_equal_losses(capsys, tmp_path):
     (tmp_path / "rope" / "eval.jsonl").unlink()
     put(tmp_path / "rope", "rope", block_nll=blocks.tolist())
     (one,), _ = compared(capsys, str(tmp_path))
-    assert one["ratio"] == pytest.approx(1, abs=1e-9) and one["low"] < 0.999
-    assert (one["word"], one["reason"], one["p"]) == ("not separated", "", 1)
+    verdict = one["checkpoints"]
+    assert one["ratio"] == pytest.approx(1, abs=1e-9) and verdict["low"] < 0.999
+    assert (verdict["word"], one["reason"], verdict["p"]) == ("not separated", "", 1)
 
 
 def test_no_order_of_rows_decides_an_interval(tmp_path):
