@@ -215,7 +215,8 @@ def _show(values: dict[str, Any], workdir: Path, measured: Measured, failed: Map
             except WorkdirError as error:
                 say(f"notice: there are no figures: {error}")
         tables = [place / "table.md" for place in places if plots.is_table(place / "table.md")]
-        others = [typed_path(path) for path in tables if path.read_text("utf-8", "replace") != f"{made}\n"]
+        shown = {path: path.read_text("utf-8", "replace").partition(f"\n\n{plots.TRAINING}")[0] for path in tables}
+        others = [typed_path(path) for path, text in shown.items() if text.rstrip("\n") != made]
         if made and others:
             say(
                 "notice: the printed table has only the rows of this command. All stored rows on the same targets "

@@ -85,10 +85,9 @@ def _tables(place: Path) -> Iterator[Damage]:
     if not files:
         return
     from posx.lab import plots  # Matplotlib: only if there is a table
-    from posx.lab.results.table import missing_runs, read_results
 
     for path in filter(plots.is_table, files):
-        wanted = f"{plots.table(read_results(path.parent), missing_runs(path.parent))}\n"
+        wanted = f"{plots.folder_table(path.parent)}\n"
         if path.read_text(encoding="utf-8", errors="replace") != wanted:
             again = f"Write it again: posx plot --workdir {path.parent}"
             yield Damage(path, "it is not the table of the stored rows", again)

@@ -28,10 +28,11 @@ from posx.errors import ConfigError, WorkdirError, nearest
 from posx.evaluation.protocols import PROTOCOLS, Nonoverlapping, Sliding
 from posx.lab.files.atomic import disk_errors, write_bytes
 from posx.lab.plots import curves, look
+from posx.lab.plots.convergence import TRAINING, convergence_tables
 from posx.lab.plots.formats import FORMATS
 from posx.lab.plots.groups import Panel, panels
-from posx.lab.plots.points import read_training
-from posx.lab.plots.tables import as_markdown, is_table, table, tables
+from posx.lab.plots.points import average_log, read_training
+from posx.lab.plots.tables import RowTable, as_markdown, is_table, table, tables
 from posx.lab.results.table import PER_POSITION, diverged_runs, missing_runs, read_results
 from posx.lab.runs.folder import RunFolder, typed_path
 from posx.lazy import module_getter
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-__all__ = ["FORMS", "WHAT", "draw_again", "format_table", "is_table", "picture", "plot", "table"]
+__all__ = [
+    "FORMS", "TRAINING", "WHAT", "draw_again", "folder_table", "format_table", "is_table", "picture", "plot", "table"
+]  # fmt: skip
 
 __getattr__ = module_getter(__name__)
 
@@ -127,17 +130,35 @@ def format_table(workdir: str | pathlib.Path, form: str) -> str:
     if form not in FORMS:
         raise ConfigError(f"--format={form} is unknown. {nearest(form, FORMS)}The formats are: {', '.join(FORMS)}.")
     folder = pathlib.Path(workdir)
-    stored = read_results(folder)
-    made = tables(stored, missing_runs(folder))
+    made = _folder_tables(folder, read_results(folder), say)
     if not made:
         measure = f"posx evaluate --workdir {shlex.quote(typed_path(folder))}"
         raise WorkdirError(f"no run in {folder} has a perplexity yet, so there is no table. Measure with {measure}")
     return FORMATS[form](made) if form in FORMATS else as_markdown(made) + "\n"
 
 
+def folder_table(folder: pathlib.Path) -> str:
+    """Return the text of `table.md`: the tables of a folder as Markdown, "" if no run has a perplexity."""
+    return as_markdown(_folder_tables(folder, read_results(folder)))
+
+
+def _folder_tables(
+    folder: pathlib.Path, stored: pd.DataFrame, notice: Callable[[str], object] = lambda words: None
+) -> list[RowTable]:
+    """Return the tables of stored rows, then those of the steps to a training loss of the runs that have rows.
+
+    `notice` is told of damaged rows of logs.
+    """
+    made = tables(stored, missing_runs(folder))
+    if not made:
+        return []
+    runs, logs = read_training(folder, stored, notice)
+    return [*made, *convergence_tables(runs[runs.run.isin(stored.run)], logs)]
+
+
 def _write_table(folder: pathlib.Path, stored: pd.DataFrame) -> bool:
     """Write `folder/table.md`, or remove an earlier table if there are no rows for it. Tell whether it is there."""
-    path, text = folder / "table.md", table(stored, missing_runs(folder))
+    path, text = folder / "table.md", as_markdown(_folder_tables(folder, stored))
     with disk_errors(path):
         if text:
             write_bytes(path, (text + "\n").encode())
@@ -158,9 +179,9 @@ def _figures(folder: pathlib.Path, stored: pd.DataFrame, kinds: Iterable[str]) -
     split = panels(stored, missing_runs(folder))
     for kind in kinds:
         if kind == "training":
-            runs, losses = read_training(folder, stored)
-            for objective, own in runs.groupby(curves.objectives(runs)) if losses else ():  # losses of other targets
-                drawn = {run: losses[run] for run in own.run}
+            runs, logs = read_training(folder, stored)
+            for objective, own in runs.groupby(curves.objectives(runs)) if logs else ():  # losses of other targets
+                drawn = {run: average_log(logs[run]) for run in own.run}
                 name = kind + ("-masked" if objective == "masked" else "")
                 made[name] = functools.partial(curves.training, own, drawn, diverged_runs(stored))
             continue

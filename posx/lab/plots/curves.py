@@ -21,6 +21,7 @@ from posx.lab.plots import captions, look, points
 from posx.lab.plots.groups import Curve, Panel, Point, curves_of_runs, firsts, labels, settings_by_length
 from posx.lab.plots.heat import distance_map, has_distances
 from posx.lab.plots.palette import Look
+from posx.lab.plots.published import NOTE, Published, draw_published, select_lines
 from posx.lab.results.columns import FAILED, finite_perplexity, plain_rows
 
 FAILURE_MARKS = {"undefined": "o", "nonfinite": "*", "oom": "x", "diverged": "d", "apart": "+"}
@@ -214,8 +215,13 @@ def _close_view(ax: Axes, curves: Sequence[Curve], train_len: int) -> list[str]:
     return [name for name, own in drawn.items() if own and not any(low <= point.mean <= high for point in own)]
 
 
-def ratio(panel: Panel) -> Figure:
-    """Draw R_k = ppl(kL) / ppl(L) against k, log-log. At R_k = 1, windows k times as long lose nothing."""
+def ratio(panel: Panel, published: Sequence[Published] = ()) -> Figure:
+    """Draw R_k = ppl(kL) / ppl(L) against k, log-log. At R_k = 1, windows k times as long lose nothing.
+
+    Args:
+      panel: the rows.
+      published: ratios of other works, drawn in grey behind the curves of the same encodings.
+    """
     curves = points.ratio_curves(panel)
     made = look.figure(8.6, 4.8)
     (ax,) = _axes(made, 1)
@@ -227,9 +233,12 @@ def ratio(panel: Panel) -> Figure:
     quantity = captions.perplexity_name(panel.protocol)
     ax.set_ylabel(f"{quantity} relative to that at L")
     values, top = _extent(curves), math.inf
+    others = select_lines(published, curves) if values else []
+    values += [one.ratios[k] for _, one, factors in others for k in factors]
     if values:
         ax.axhline(1.0, color="#888888", linewidth=1.0, dashes=(4, 3), zorder=1)
         top = look.log_axis(ax, [*values, 0.95, 1.1])
+        draw_published(ax, others)
     else:
         _nothing(ax, f"no run has a finite {quantity} at L")
     lanes = _mark_failures(ax, curves)
@@ -237,7 +246,10 @@ def ratio(panel: Panel) -> Figure:
     unbased = [one for one in whole if not any(point.x == panel.train_len and point.values for point in one.points)]
     lines = [f"{look.one_line(curve.label)}: no value at L, so no ratio" for curve in unbased[:6]]
     title = f"{quantity.capitalize()} relative to the training length, R_k = ppl(kL) / ppl(L)"
-    interval, more = "95 % interval of the ratio over text", [*lines, *_frame_notice(curves, top)]
+    interval, more = (
+        "95 % interval of the ratio over text",
+        [*lines, *_frame_notice(curves, top), *[NOTE][: len(others)]],
+    )
     _words(made, title, [panel], curves, interval, lanes, "k = ", more)
     _legend(made, panel, curves, 0.76)
     return made

@@ -15,7 +15,7 @@ import pandas as pd
 from posx.lab.files.atomic import finite_json
 from posx.lab.plots import captions, look
 from posx.lab.plots.groups import Point
-from posx.lab.plots.tables import RowTable, cell, seed_count
+from posx.lab.plots.tables import RowTable, seed_count
 
 #: The fields of a number, one line of CSV each. Lengths are in tokens; the mean and its spreads in `unit`.
 FIELDS = (
@@ -23,7 +23,10 @@ FIELDS = (
     "text_low", "text_high", "no_interval", "failed", "num_targets", "num_documents", "tokenizer", "text", "warning",
 )  # fmt: skip
 #: The unit of a column by the start of its title; ratios and shares have none.
-_UNITS = {"perplexity": "per token", "pseudo-perplexity": "per token", "bits": "bits per byte", "entropy": "nats"}
+_UNITS = {
+    "perplexity": "per token", "pseudo-perplexity": "per token", "bits": "bits per byte", "entropy": "nats",
+    "smoothed training loss": "nats per token", "steps": "steps", "seconds": "s",
+}  # fmt: skip
 #: The columns that they are from, of what was scored.
 _SCORED = {name: name for name in ("stride", "num_targets", "num_documents", "tokenizer")} | {"text": "data_digest"}
 
@@ -43,7 +46,8 @@ def table_numbers(tables: Sequence[RowTable]) -> Iterator[dict[str, Any]]:
                 warning = "; ".join([*made.warnings, *captions.unfinished_lines(own)])
                 unit = next((unit for start, unit in _UNITS.items() if title.startswith(start)), "1")
                 row = {
-                    "train_len": panel.train_len, "protocol": panel.protocol, "eval_len": length,
+                    "train_len": panel.train_len, "protocol": panel.protocol or None,
+                    "eval_len": length if panel.protocol else None,
                     "encoding": curve.label, "column": title, "unit": unit, "warning": warning or None,
                     **_spread(point), **facts,
                 }  # fmt: skip
@@ -97,9 +101,8 @@ def _latex(made: RowTable) -> str:
     lines += [r"\begin{tabular}{lr" + "r" * len(made.columns) + "}", r"\toprule"]
     lines += [_row(["encoding", "seeds", *map(_title, made.columns)]), r"\midrule"]
     for curve, points in made.lines:
-        lines.append(
-            _row([rf"\texttt{{{_escape(curve.label)}}}", seed_count(curve), *(_number(p) for p in points.values())])
-        )
+        cells = [_number(made.write(point)) for point in points.values()]
+        lines.append(_row([rf"\texttt{{{_escape(curve.label)}}}", seed_count(curve), *cells]))
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
@@ -111,9 +114,9 @@ def _title(text: str) -> str:
     return re.sub(r"R\\_(\S+)", r"$R_{\1}$", re.sub(r"\bL\b", "$L$", _escape(text)))
 
 
-def _number(point: Point) -> str:
-    text = _escape(cell(point))
-    return re.sub(r" ?± ?", r" $\\pm$ ", text).replace("-", "--") if point.values else text
+def _number(text: str) -> str:
+    """Return a cell as LaTeX has it: a minus between two numbers is a dash."""
+    return re.sub(r"(?<=\d)-(?=\d)", "--", re.sub(r" ?± ?", r" $\\pm$ ", _escape(text)))
 
 
 def _escape(text: str) -> str:

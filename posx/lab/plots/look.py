@@ -201,3 +201,22 @@ def train_line(ax: Axes, at: float) -> None:
     text: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "top", "size": 9, "color": "#555555", "zorder": 4}
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.0}
     ax.annotate(f"L = {at:g}", (at, 1.0), bbox=box, **place, **text)
+
+
+def spread(values: Sequence[float], gap: float) -> list[float]:
+    """Return the heights of labels, in the same order, moved apart until no two are closer than `gap`."""
+
+    def middle(group: Sequence[int]) -> float:
+        return sum(values[index] for index in group) / len(group)
+
+    groups: list[list[int]] = []  # neighbours that touch, each laid out around its members' mean
+    for index in sorted(range(len(values)), key=lambda index: values[index]):
+        group = [index]
+        while groups and middle(group) - middle(groups[-1]) < gap * (len(group) + len(groups[-1])) / 2:
+            group = groups.pop() + group
+        groups.append(group)
+    placed = list(values)
+    for group in groups:
+        for place, index in enumerate(group):
+            placed[index] = middle(group) + gap * (place - (len(group) - 1) / 2)
+    return placed

@@ -143,7 +143,7 @@ def _heads(ax: Axes, bias: np.ndarray, train_len: int, title: str) -> None:
     for values, color in zip(bias, colors, strict=True):
         ax.plot(distances, values, color=color, linewidth=1.4)
     low, high = ax.get_ylim()
-    heights = _spread([float(value) for value in np.nan_to_num(bias[:, -1], nan=low)], 0.07 * (high - low))
+    heights = look.spread([float(value) for value in np.nan_to_num(bias[:, -1], nan=low)], 0.07 * (high - low))
     for head, (height, color) in enumerate(zip(heights, colors, strict=True)):
         ax.text(1.01, height, f"head {head + 1}", transform=ax.get_yaxis_transform(), va="center", size=8, color=color)
     ax.set_ylim(min(low, *heights), max(high, *heights))
@@ -154,22 +154,3 @@ def _heads(ax: Axes, bias: np.ndarray, train_len: int, title: str) -> None:
 
 def _mark(ax: Axes, train_len: int) -> None:
     ax.axvline(train_len, color="#888888", linewidth=1.0, dashes=(4, 3), zorder=1)
-
-
-def _spread(values: Sequence[float], gap: float) -> list[float]:
-    """Return the heights of labels, in the same order, moved apart until no two are closer than `gap`."""
-
-    def middle(group: Sequence[int]) -> float:
-        return sum(values[index] for index in group) / len(group)
-
-    groups: list[list[int]] = []  # neighbours that touch, each laid out around its members' mean
-    for index in sorted(range(len(values)), key=lambda index: values[index]):
-        group = [index]
-        while groups and middle(group) - middle(groups[-1]) < gap * (len(group) + len(groups[-1])) / 2:
-            group = groups.pop() + group
-        groups.append(group)
-    placed = list(values)
-    for group in groups:
-        for place, index in enumerate(group):
-            placed[index] = middle(group) + gap * (place - (len(group) - 1) / 2)
-    return placed

@@ -10,7 +10,7 @@ import logging
 import math
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -38,6 +38,25 @@ Row = Mapping[str, Any]
 #: (step, loss in nats per token).
 Losses = Sequence[tuple[float, float]]
 _LOG = logging.getLogger(__name__)
+
+
+class Logged(NamedTuple):
+    """A row of a training log.
+
+    Attributes:
+      step: the steps done.
+      loss: the mean of the steps since the row before, in nats per token.
+      tokens: of training text so far, 0 if the row does not say.
+      seconds: of training steps so far, without compiling, saving and measuring. Steps that were repeated count once.
+    """
+
+    step: float
+    loss: float
+    tokens: float
+    seconds: float
+
+
+Log = Sequence[Logged]
 
 
 def perplexity_curves(panel: Panel) -> list[Curve]:
@@ -223,25 +242,39 @@ def cumulative_perplexity(row: Row) -> dict[float, float]:
     return dict(zip(edges[1:].tolist(), np.exp(np.minimum(total, 700.0)).tolist(), strict=True))
 
 
-def read_training(folder: str | pathlib.Path, table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Losses]]:
-    """Return the columns of every run with a log, and {run: its (step, loss in nats per token)}.
-
-    Losses are means over at most _MAX_TRAINING_POINTS spans. The last one is NaN if training ended with it.
-    """
-    logs = {}
-    for path in run_folders(pathlib.Path(folder), "metrics.jsonl"):
-        losses: dict[float, float] = {}
-        for row in RunFolder(path).logged_rows(_LOG.warning):
-            step = number(row.get("step"))
-            if step is not None and "loss" in row:
-                loss, norm = number(row["loss"]), number(row.get("grad_norm", 0.0))
-                losses[step] = math.nan if loss is None or norm is None else loss  # a resumed run repeats steps
-        if any(map(math.isfinite, losses.values())):
-            spans = np.array_split(sorted(losses.items()), min(len(losses), _MAX_TRAINING_POINTS))
-            logs[path] = [(float(step), float(loss)) for step, loss in (span.mean(axis=0) for span in spans)]
+def read_training(
+    folder: str | pathlib.Path, table: pd.DataFrame, notice: Callable[[str], object] = _LOG.warning
+) -> tuple[pd.DataFrame, dict[str, Log]]:
+    """Return the columns of every run with a log, and {run: its log}. `notice` is told of rows that are not whole."""
+    logs = {path: log for path in run_folders(pathlib.Path(folder), "metrics.jsonl") if (log := read_log(path, notice))}
     names = {path: run_name(path, folder) for path in logs}
     known = list_runs(table[table.left_out == ""])
     others = [config_facts(path, name) for path, name in names.items() if name not in known.index]
     return pd.concat([known, list_runs(make_table(others, RUN_COLUMNS))]).loc[[*names.values()]], {
         names[path]: logs[path] for path in logs
     }
+
+
+def read_log(folder: pathlib.Path, notice: Callable[[str], object] = lambda words: None) -> Log:
+    """Return the log of a run, empty if no loss in it is finite. The last loss is NaN if training ended with it."""
+    rows = {}
+    for row in RunFolder(folder).logged_rows(notice):
+        step = number(row.get("step"))
+        if step is not None and "loss" in row:
+            rows[step] = row  # a resumed run repeats steps
+    log, seconds, before = list[Logged](), 0.0, 0.0
+    for step, row in sorted(rows.items()):
+        loss, norm, tokens, speed = (
+            number(row.get(name, 0.0)) for name in ("loss", "grad_norm", "tokens", "tokens_per_second")
+        )
+        if tokens:
+            seconds, before = seconds + ((tokens - before) / speed if speed else 0.0), tokens
+        log.append(Logged(step, math.nan if loss is None or norm is None else loss, tokens or 0.0, seconds))
+    return log if any(math.isfinite(row.loss) for row in log) else []
+
+
+def average_log(log: Log) -> Losses:
+    """Return the mean losses of at most _MAX_TRAINING_POINTS spans of rows."""
+    pairs = [(row.step, row.loss) for row in log]
+    spans = np.array_split(pairs, min(len(pairs), _MAX_TRAINING_POINTS))
+    return [(float(step), float(loss)) for step, loss in (span.mean(axis=0) for span in spans)]

@@ -5,7 +5,7 @@ import math
 import pathlib
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import pandas as pd
@@ -26,16 +26,32 @@ WEIGHTS = {
 }  # fmt: skip
 
 
+def cell(point: Point) -> str:
+    """Return mean, spread over seeds, interval over text, and failures: "4.55 ± 0.03 (4.47-4.63)", "undefined", "-"."""
+    failed = " and ".join(sorted({FAILED[kind] for kind in point.failures}))
+    if not point.values:
+        return failed or _EMPTY
+    text = _number(point.mean) + (f" ± {_number(statistics.stdev(point.values))}" if point.values[1:] else "")
+    if point.interval:
+        text += f" ({'-'.join(map(_number, point.interval))})"
+    return f"{text} ({len(point.failures)} {failed})" if failed else text
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}" if value < 100 else f"{value:,.1f}" if value < 1e6 else f"{value:.2e}"
+
+
 class RowTable(NamedTuple):
-    """The table of one training length and protocol.
+    """The table of one training length and protocol, or of one training length in training.
 
     Attributes:
-      panel: its rows.
+      panel: its rows. That of training has no protocol and no rows.
       facts: what was scored, and the meaning of the spreads.
       warnings: why its numbers do not compare.
       columns: the title of each column of numbers.
       lines: (curve, {title: point}) of each row.
       notes: results that the table leaves out.
+      write: returns the text of a cell.
     """
 
     panel: Panel
@@ -44,6 +60,7 @@ class RowTable(NamedTuple):
     columns: list[str]
     lines: list[tuple[Curve, dict[str, Point]]]
     notes: list[str]
+    write: Callable[[Point], str] = cell
 
 
 def tables(stored: pd.DataFrame, missing: Mapping[str, str] | None = None) -> list[RowTable]:
@@ -116,10 +133,10 @@ def _weight_tables(panel: Panel) -> Iterator[RowTable]:
 
 
 def _markdown(made: RowTable) -> str:
-    lines = [" · ".join(made.facts), *(f"**{warning}**" for warning in made.warnings)]
-    lines += ["", _line([_HEAD, *made.columns]), _line(["---", *["---:"] * (len(made.columns) + 1)])]
+    lines = [_escape(" · ".join(made.facts)), *(f"**{warning}**" for warning in made.warnings)]
+    lines += ["", _line([_HEAD, *map(_escape, made.columns)]), _line(["---", *["---:"] * (len(made.columns) + 1)])]
     for curve, points in made.lines:
-        lines.append(_line([_escape(look.one_line(curve.label)), seed_count(curve), *map(cell, points.values())]))
+        lines.append(_line([_escape(look.one_line(curve.label)), seed_count(curve), *map(made.write, points.values())]))
     return "\n".join([*lines, "", *map(_escape, made.notes)] if made.notes else lines)
 
 
@@ -173,18 +190,3 @@ def _escape(text: str) -> str:
     """Return text that Markdown shows literally."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\|`*])", r"\\\1", text)
-
-
-def cell(point: Point) -> str:
-    """Return mean, spread over seeds, interval over text, and failures: "4.55 ± 0.03 (4.47-4.63)", "undefined", "-"."""
-    failed = " and ".join(sorted({FAILED[kind] for kind in point.failures}))
-    if not point.values:
-        return failed or _EMPTY
-    text = _number(point.mean) + (f" ± {_number(statistics.stdev(point.values))}" if point.values[1:] else "")
-    if point.interval:
-        text += f" ({'-'.join(map(_number, point.interval))})"
-    return f"{text} ({len(point.failures)} {failed})" if failed else text
-
-
-def _number(value: float) -> str:
-    return f"{value:.3f}" if value < 100 else f"{value:,.1f}" if value < 1e6 else f"{value:.2e}"

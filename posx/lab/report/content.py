@@ -23,17 +23,17 @@ from posx.errors import PosxError
 from posx.evaluation.differences import Verdict
 from posx.evaluation.statistics import horizon
 from posx.lab.config import TrainConfig, base_config, run_config
-from posx.lab.files.rows import number
 from posx.lab.plots import captions, effects, look, pictures
+from posx.lab.plots.convergence import convergence_tables
 from posx.lab.plots.formats import FORMATS
 from posx.lab.plots.groups import Curve, Panel, Point, curves_of_runs, panels
-from posx.lab.plots.points import average_bins, bits_curves, local_loss, perplexity_curves, ratio_curves
-from posx.lab.plots.tables import cell, panel_tables, seed_count
+from posx.lab.plots.points import Log, average_bins, bits_curves, local_loss, perplexity_curves, ratio_curves, read_log
+from posx.lab.plots.tables import RowTable, cell, panel_tables, seed_count
 from posx.lab.plots.verdicts import comparisons
 from posx.lab.results.columns import plain_rows
 from posx.lab.results.facts import OF_ENCODINGS
-from posx.lab.results.table import PER_POSITION, common_folder, list_runs, missing_runs, read_results
-from posx.lab.runs.folder import RunFolder, run_folders, run_name
+from posx.lab.results.table import PER_POSITION, common_folder, list_runs, missing_runs, read_results, relative_name
+from posx.lab.runs.folder import run_folders
 
 #: The measures of the main chart: the curves of a panel.
 MEASURES = {"ppl": perplexity_curves, "bpb": bits_curves, "R_k": ratio_curves}
@@ -66,7 +66,9 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
     positions = [panel for panel in split if panel.protocol == PER_POSITION]
     curves = curves_of_runs(list_runs(used))
     places = {run: n for n, curve in enumerate(curves) for run in curve.runs.run}
-    tables = panel_tables(windows)
+    logs = _logs(folders)
+    convergence = convergence_tables(list_runs(used), logs)
+    tables = [*panel_tables(windows), *(convergence if windows else [])]
     measured = [{name: made(panel) for name, made in MEASURES.items()} for panel in windows]
     return {
         "curves": [_curve(curve) for curve in curves],
@@ -75,7 +77,8 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
         "table": [line for n, panel in enumerate(windows) for line in _table(n, panel, measured[n], places)],
         "copies": {name: write(tables) for name, write in FORMATS.items()},
         "positions": [_panel(panel, places, ()) | {"points": list(_positions(panel, places))} for panel in positions],
-        "training": list(_training(folders, places)),
+        "training": list(_training(logs, places)),
+        "convergence": list(map(_convergence, convergence)),
         **_verdicts(used, curves),
         "settings": [_settings(curve.runs.iloc[0]) for curve in curves],
         **_pictures(folders),
@@ -192,23 +195,39 @@ def _positions(panel: Panel, places: Mapping[str, int]) -> Iterator[dict[str, An
             yield {"curve": places[curve.runs.run.iloc[0]], "x": point.x, "mean": _plain(point.mean)}
 
 
-def _training(folders: Sequence[Path], places: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-    """Yield the losses of each run: [step, loss, tokens, seconds]. Seconds are those of the steps that were kept."""
-    measured = {path for folder in folders for path in run_folders(folder, "eval.jsonl")}
-    for path in sorted(measured):
-        steps: dict[int, tuple[float, float, float]] = {}
-        for row in RunFolder(path).logged_rows():
-            step, tokens, loss = (number(row.get(name)) for name in ("step", "tokens", "loss"))
-            if step is not None and tokens is not None and loss is not None:
-                steps[int(step)] = loss, tokens, number(row.get("tokens_per_second")) or math.inf
-        seconds, before, logged = 0.0, 0.0, []
-        for step, (loss, tokens, speed) in sorted(steps.items()):
-            seconds += (tokens - before) / speed
-            before = tokens
-            logged.append([step, loss, int(tokens), round(seconds, 2)])
-        name, every = run_name(path, common_folder(measured)), -(-len(logged) // MOST_STEPS)
+def _logs(folders: Sequence[Path]) -> dict[str, Log]:
+    """Return the logs of runs, by their names in the table of results."""
+    measured, logged = (
+        {path for folder in folders for path in run_folders(folder, name)} for name in ("eval.jsonl", "metrics.jsonl")
+    )
+    logs = {path: read_log(path) for path in sorted(logged)}
+    return {relative_name(path, common_folder(measured)): log for path, log in logs.items() if log and measured}
+
+
+def _training(logs: Mapping[str, Log], places: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    """Yield the losses of each run: [step, loss, tokens, seconds]."""
+    for name, log in logs.items():
+        logged = [
+            [int(row.step), row.loss, int(row.tokens), round(row.seconds, 2)]
+            for row in log
+            if row.tokens and math.isfinite(row.loss)
+        ]
+        every = -(-len(logged) // MOST_STEPS)
         if logged and name in places:
             yield {"curve": places[name], "run": name, "steps": logged[::-every][::-1]}
+
+
+def _convergence(made: RowTable) -> dict[str, Any]:
+    """Return the words and the cells of a table of the steps to a training loss."""
+    body = [
+        [
+            curve.label,
+            seed_count(curve),
+            *({"value": _plain(one.mean), "text": made.write(one)} for one in cells.values()),
+        ]
+        for curve, cells in made.lines
+    ]
+    return {"facts": made.facts, "head": ["encoding", "seeds", *made.columns], "body": body, "notes": made.notes}
 
 
 def _verdicts(table: pd.DataFrame, curves: Sequence[Curve]) -> dict[str, Any]:

@@ -232,6 +232,15 @@ function fillVerdicts() {
   if (body.length > few.length) $("verdicts").append(element("p", `The first ${few.length} of ${body.length}: choose a curve.`));
 }
 
+function fillConvergence() {
+  data.convergence.forEach(({ facts, head, body, notes }, n) => {
+    const box = Object.assign(element("div"), { id: `convergence-${n}`, className: "scroll" });
+    const words = notes.map((text) => Object.assign(element("p", text), { className: "facts" }));
+    $("convergence").append(Object.assign(element("p", facts.join(" · ")), { className: "facts" }), box, ...words);
+    table(box.id, head, body);
+  });
+}
+
 function fillSettings() {
   const names = [...new Set(data.settings.flatMap(Object.keys))].sort();
   const body = data.curves.map((curve, n) => [curve.label, ...names.map((name) => data.settings[n][name] ?? "default")]);
@@ -341,6 +350,7 @@ dark.addEventListener("change", () => { fillLegend(); drawAll(); });
 let width = innerWidth;
 addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; drawAll(); } });
 fillVerdicts();
+fillConvergence();
 fillSettings();
 showPictures();
 if (data.panels.length) choosePanel();

@@ -68,7 +68,7 @@ def read_results(folder: Folders) -> pd.DataFrame:
         return make_table([])
     root = common_folder(stored) if several else folders[0]
     named = {run_name(run, root): rows for run, rows in stored.items()}
-    ended = [row for one in folders for row in _nan_rows(one, lambda run: _relative_name(run, root))]
+    ended = [row for one in folders for row in _nan_rows(one, lambda run: relative_name(run, root))]
     return pd.concat([build_results(named, typed_path(root)), make_table(ended)], ignore_index=True)
 
 
@@ -77,7 +77,8 @@ def common_folder(folders: Any) -> pathlib.Path:
     return pathlib.Path(os.path.commonpath(list(folders)))
 
 
-def _relative_name(run: pathlib.Path, root: pathlib.Path) -> str:
+def relative_name(run: pathlib.Path, root: pathlib.Path) -> str:
+    """Return the name of a run of several folders. root: the folder that the runs with rows share."""
     return run_name(run, root) if run.is_relative_to(root) else os.path.relpath(run, root)
 
 

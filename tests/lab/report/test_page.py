@@ -72,6 +72,9 @@ def test_copies_of_the_page_are_those_of_posx_table(capsys, tmp_path):
         put(tmp_path / "sweep", "alibi", seed)
     _, data, _ = written(capsys, tmp_path, tmp_path / "sweep")
     assert data["copies"] == {form: plots.format_table(tmp_path / "sweep", form) for form in ("csv", "json", "latex")}
+    (convergence,) = data["convergence"]
+    steps = [[cell["text"] for cell in line[2:]] for line in convergence["body"]]
+    assert convergence["head"][3] == "steps to the loss of rope" and steps == 2 * [["2.004", "50", "25"]]
 
 
 def test_defaults_are_no_differences(tmp_path):

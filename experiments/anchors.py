@@ -1,0 +1,140 @@
+"""Set the ratios R_k of the studies beside published ones.
+
+    python -m experiments.anchors table train_short_test_long
+    python -m experiments.anchors table leaderboard
+    python -m experiments.anchors draw
+
+`anchors.toml` holds the published perplexities, with their sources. `table` prints Markdown: a line for each encoding
+of a study and each source, with the published R_k before the mean over the seeds of the study. Both are at the same k,
+or the published k differs by less than 7 % and is named. Protocols are those that `anchors.toml` names. `draw` writes
+`train_short_test_long/ratio.png`, the R_k of the ten with some published ones in grey.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import sys
+import tempfile
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from experiments.tables import HERE, Run, Seeds, by_setting, load, markdown, unpack
+from posx.evaluation.protocols import Nonoverlapping
+from posx.lab.plots import look
+from posx.lab.plots.curves import ratio
+from posx.lab.plots.groups import panels
+from posx.lab.plots.published import Published
+from posx.lab.results.table import read_results
+
+FILE = HERE / "anchors.toml"
+#: The runs of the studies whose tables these are, by their part.
+STUDIES = {"train_short_test_long": "study", "leaderboard": "cells"}
+DRAWN = "train_short_test_long"
+FACTORS = (2, 4, 8, 16)
+_APART = 0.1  # octaves between a published k and that of a column
+_NAMED = 0.05  # octaves from which a published k is named
+
+
+@dataclasses.dataclass(frozen=True)
+class Anchor:
+    """Published perplexities of one table, text, size and training length; `anchors.toml` says what the fields mean."""
+
+    paper: str
+    source: str
+    text: str
+    tokenizer: str
+    parameters: str
+    train_len: int
+    protocol: str
+    differs: str
+    lengths: Sequence[int]
+    perplexity: Mapping[str, Sequence[float]]
+    drawn: bool = False
+
+    def ratios(self, encoding: str) -> dict[float, float]:
+        """Return {k: R_k} of an encoding at the lengths beyond L that have a number; {} if it has none."""
+        values = dict(zip(self.lengths, self.perplexity.get(encoding, ()), strict=False))
+        known = {length: value for length, value in values.items() if length > self.train_len and math.isfinite(value)}
+        return {length / self.train_len: value / values[self.train_len] for length, value in known.items()}
+
+    @property
+    def name(self) -> str:
+        """The source with its table, and what was trained."""
+        slid = f", {self.protocol}" if self.protocol != Nonoverlapping.name else ""
+        return f"{self.paper}, {self.source}: {self.text}, {self.parameters}, L = {self.train_len}{slid}"
+
+    @property
+    def same(self) -> str:
+        """Whether its protocol is that of the studies, and the difference."""
+        return f"no: {self.differs}" if self.differs else "yes"
+
+
+def load_anchors() -> list[Anchor]:
+    return [Anchor(**entry) for entry in tomllib.loads(FILE.read_text(encoding="utf-8"))["anchor"]]
+
+
+def nearest(ratios: Mapping[float, float], factor: float) -> float | None:
+    """Return the published k that stands for `factor`; None if none is near."""
+    near = min(ratios, key=lambda k: abs(math.log2(k / factor)), default=math.nan)
+    return near if abs(math.log2(near / factor)) < _APART else None
+
+
+def table(runs: Sequence[Run], anchors: Sequence[Anchor]) -> list[list[str]]:
+    """Return the cells of a line for each encoding of the runs and each anchor that has one of its R_k."""
+    found = by_setting([run for run in runs if any(run["encoding"] in one.perplexity for one in anchors)])
+    lines = []
+    for encoding, members in found.items():
+        for anchor in anchors:
+            ratios, seeds = anchor.ratios(encoding), Seeds(members, anchor.protocol)
+            cells = [_cell(ratios, seeds, k) for k in FACTORS]
+            if any(cells):
+                lines.append([f"`{encoding}`", anchor.name, *cells, anchor.same])
+    return lines
+
+
+def _cell(ratios: Mapping[float, float], seeds: Seeds, factor: int) -> str:
+    """Return "published / ours", "" if there is no published number, with the published k if it is another one."""
+    near = nearest(ratios, factor)
+    if near is None:
+        return ""
+    ours = seeds.ratios(factor) if seeds.rows else []
+    text = f"{_number(ratios[near])} / {_number(statistics.fmean(ours)) if ours else '-'}"
+    return text if abs(math.log2(near / factor)) < _NAMED else f"{text} (k = {near:.1f})"
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def draw(target: Path) -> None:
+    """Write the figure of R_k of the ten, with the anchors that are drawn, as PNG."""
+    drawn = [(name, one) for one in load_anchors() if one.drawn for name in one.perplexity if one.ratios(name)]
+    papers = Counter((name, one.paper) for name, one in drawn)
+    published = [
+        Published(name, one.paper + f", L = {one.train_len}" * (papers[name, one.paper] > 1), one.ratios(name))
+        for name, one in drawn
+    ]
+    with tempfile.TemporaryDirectory() as folder, look.style():
+        unpack(load(DRAWN, STUDIES[DRAWN]), Path(folder))
+        (panel,) = (one for one in panels(read_results(folder)) if one.protocol == Nonoverlapping.name)
+        ratio(panel, published).savefig(target, dpi=120, bbox_inches="tight", pad_inches=0.15)
+
+
+def main(words: Sequence[str]) -> None:
+    """Run one of the commands."""
+    match words:
+        case ["table", study] if study in STUDIES:
+            head = ["encoding", "source", *(f"R_{k}" for k in FACTORS), "same protocol"]
+            print(markdown(head, table(load(study, STUDIES[study]), load_anchors())))
+        case ["draw"]:
+            draw(HERE / DRAWN / "ratio.png")
+        case _:
+            raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

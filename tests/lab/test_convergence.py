@@ -1,0 +1,104 @@
+"""Steps and seconds to a training loss, of constructed logs, and their table."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+
+from posx.lab import plots
+from posx.lab.files.checksums import with_checksum
+from posx.lab.plots.convergence import convergence_tables, final_loss, first_reached, smooth_losses
+from posx.lab.plots.points import Logged, read_training
+from posx.lab.results.table import read_results
+from tests.made_rows import cells, config, row, start, write
+
+WINDOW = 10
+
+
+def log_of(losses, ends):
+    """The log of a loss for each step, with rows at the steps `ends`, of half a second each."""
+    spans = itertools.pairwise([0, *ends])
+    return [Logged(high, float(np.mean(losses[low:high])), 64 * high, high / 2) for low, high in spans]
+
+
+def test_smoothed_losses_are_means_over_equal_steps():
+    """Whatever the spaces between rows; a run that ends with NaN has no loss at its end."""
+    losses = np.random.default_rng(0).normal(3, 1, 40)
+    log = log_of(losses, [5, 10, 12, 20, 22, 30, 40])
+    expected = [math.nan, *(losses[end - WINDOW : end].mean() for end in (10,))]
+    assert smooth_losses(log, WINDOW)[:2] == pytest.approx(expected, nan_ok=True)
+    assert smooth_losses(log, WINDOW)[[3, 4, 6]] == pytest.approx([losses[a : a + 10].mean() for a in (10, 12, 30)])
+    assert math.isnan(final_loss([*log, Logged(41, math.nan, 0, 0)], WINDOW))
+
+
+def test_a_loss_is_reached_at_its_crossing_or_never():
+    """5 - step / 100 has the mean 4.0 over the steps 95 to 104, so that the row at 110 is the first below 4."""
+    falling = log_of(5 - np.arange(200) / 100, range(10, 201, 10))
+    assert first_reached(falling, 4.0, WINDOW) == (110, 55.0)
+    assert first_reached(falling, 3.0, WINDOW) is None
+    assert first_reached([*falling[:-1], Logged(200, math.nan, 0, 0)], 4.0, WINDOW) is None
+
+
+def test_a_dip_below_a_loss_has_not_reached_it():
+    losses = np.full(200, 5.0)
+    losses[50:70], losses[150:] = 1.0, 2.0
+    assert first_reached(log_of(losses, range(10, 201, 10)), 3.0, WINDOW) == (160, 80.0)
+
+
+def test_noise_does_not_move_a_crossing_far():
+    """One curve falls twice as fast as another, on the same noise of 1 nat a step: it needs half of the steps."""
+    steps, noise = np.arange(4000), np.random.default_rng(1).normal(0, 1, 4000)
+    slow, fast = (log_of(2 + 3 * np.exp(-steps / scale) + noise, range(20, 4001, 20)) for scale in (4000, 2000))
+    step, _ = first_reached(fast, final_loss(slow, 200), 200)
+    assert abs(step - 2000) < 300
+    below = next(one.step for one in fast if one.loss <= slow[-1].loss)
+    assert any(one.loss > slow[-1].loss for one in fast if one.step > below + 200)  # single rows cross it many times
+
+
+def put_runs(folder, offsets):
+    """Write runs of two seeds: losses fall from 3 at a rate of their own, and the text of seed 1 is harder by 1 nat."""
+    for (name, rate), seed in itertools.product(offsets.items(), (0, 1)):
+        made = config(name, train__seed=seed, train__steps=100)
+        write(folder, [row(name, 64, seed) | {"settings": made.settings}])
+        run = folder / f"{name}_L64_s{seed}"
+        start(run, made)
+        log = log_of(3 + seed - rate * np.arange(100) / 100, range(10, 101, 10))
+        lines = ({"step": one.step, "attempt": 1, "loss": one.loss, "tokens": one.tokens} for one in log)
+        speed = {"tokens_per_second": 128.0 if seed else 64.0}
+        (run / "metrics.jsonl").write_text("".join(json.dumps(with_checksum(line | speed)) + "\n" for line in lines))
+
+
+def test_table_compares_runs_of_one_seed(tmp_path):
+    """Against the encoding of the median loss. The seconds are the tokens of each run by its own speed."""
+    put_runs(tmp_path, {"alibi": 2.0, "rope": 1.0, "t5": 0.5})
+    table = plots.format_table(tmp_path, "markdown").partition("Steps to a training loss")[2]
+    assert (
+        "that at which rope ends, 2.555 (2.055 to 3.055) nats per token after 100 steps and 75 (50 to 100) s" in table
+    )
+    assert "which saw the same batches" in table and "do not compare if runs shared a machine" in table
+    assert cells(table, "alibi")[1:] == ["2", "1.61 (1.11 to 2.11)", "60", "45 (30 to 60)"]
+    assert cells(table, "rope")[3:] == ["100", "75 (50 to 100)"]
+    assert cells(table, "t5")[3:] == ["not reached", "not reached"]
+    plots.plot(tmp_path)
+    assert table in (tmp_path / "table.md").read_text()
+    numbers = json.loads(plots.format_table(tmp_path, "json"))["numbers"]
+    assert [(x["mean"], x["unit"], x["failed"]) for x in numbers if x["column"].startswith("steps to the loss")] == [
+        (60, "steps", None), (100, "steps", None), (None, "steps", "unreached"),
+    ]  # fmt: skip
+
+
+def test_a_run_that_ended_with_nan_is_no_target(tmp_path):
+    """The reference's seed 1 has no last loss: the others have no number for that seed. A run without one is last."""
+    put_runs(tmp_path, {"alibi": 2.0, "rope": 1.0, "t5": 0.5})
+    for name in ("rope_L64_s1", "t5_L64_s0", "t5_L64_s1"):
+        with (tmp_path / name / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(with_checksum({"step": 101, "attempt": 1, "loss": "nan"})) + "\n")
+    runs, logs = read_training(tmp_path, read_results(tmp_path))
+    (table,) = convergence_tables(runs, logs)
+    found = {
+        curve.label: [(point.values, point.failures) for point in points.values()] for curve, points in table.lines
+    }
+    assert list(found) == ["alibi", "rope", "t5"] and found["alibi"][1] == ((60,), ()) and found["t5"][0] == ((), ())
+    assert found["rope"][1] == ((100,), ()) and found["t5"][1] == ((), ("unreached",))
