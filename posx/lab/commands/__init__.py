@@ -108,7 +108,10 @@ _OWN: dict[str, Command] = {
                 "",
                 "fields to change in the trained encoding, 'frequencies=yarn(factor=4)', or others in its place",
             ),
-            "masks": ("", "masks in place of the trained ones, as model.mask_policy: 'window(size=64, sinks=4)'"),
+            "masks": (
+                "",
+                "masks in place of the trained ones, as model.mask_policy: 'window(size=64, sinks=4)'; window: of L",
+            ),
             "layers": ("", "layers that --encoding and --masks change: all, full (those without a window) or window"),
             **_TOGETHER,
             "jobs": _JOBS,
