@@ -47,7 +47,9 @@ def work_folders(values: Mapping[str, Any]) -> list[Path]:
 
 
 #: The figures of `posx plot`.
-FIGURES = ("all", "extrapolation", "ratio", "per_position", "answers", "distance_map", "training", "encodings")
+FIGURES = (
+    "all", "extrapolation", "ratio", "per_position", "answers", "distance_map", "triangle", "training", "encodings"
+)  # fmt: skip
 
 #: The formats of `posx table`.
 FORMS = ("markdown", "csv", "json", "latex")
