@@ -5,7 +5,7 @@ Figures are returned unsaved. Lengths and positions are in tokens, losses in nat
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,142 +17,17 @@ from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
 
 from posx.evaluation.answers import Answers
 from posx.evaluation.protocols import PerPosition
-from posx.lab.plots import baselines, captions, look, points
+from posx.lab.plots import baselines, captions, look, points, strokes
 from posx.lab.plots.groups import Curve, Panel, Point, common_names, curves_of_runs, firsts, settings_by_length
 from posx.lab.plots.heat import distance_map, has_distances, triangle
 from posx.lab.plots.palette import Look
 from posx.lab.results.columns import FAILED, finite_perplexity, plain_rows
 
-FAILURE_MARKS = {"undefined": "o", "nonfinite": "*", "oom": "x", "diverged": "d", "apart": "+"}
-LANE = 0.037  # of the axes' height
-_RUNAWAY = 1e30  # above every axis; matplotlib's own arithmetic overflows somewhere beyond
-_APART = 0.14  # of the axes' diagonal, between the markers on a line of many points
 _EVEN = [1, 2, 2.5, 5, 10]  # steps between ticks
-# Its looks are darker with the length; markers and dashes too, of other counts, so that many lengths differ.
+# Across training lengths: darker with the length. Counts of markers and dashes differ, so that many lengths differ.
 _SHADES = ("#A79FE0", "#6F60C4", "#44329A", "#1B1050")
 _MARKERS = ("o", "s", "^", "D", "v")
 _DASHES: tuple[Any, ...] = ("-", (0.0, (5.0, 2.0)), (0.0, (1.5, 1.5)))
-
-
-def _line_style(of: Look) -> dict[str, Any]:
-    """Return matplotlib's settings of a line with this look, in the axes and in the legend."""
-    edge = {"markeredgecolor": "white", "markeredgewidth": 0.5}
-    return {"color": of.color, "linestyle": of.dashes, "marker": of.marker} | edge
-
-
-def _sparse(turn: int) -> tuple[float, float]:
-    """Return `markevery` for a line of many points. Each curve starts elsewhere, so that no marker hides another."""
-    return (0.4 * turn % 1) * _APART, _APART
-
-
-def _draw(ax: Axes, curve: Curve, bars: bool = True, turn: int | None = None) -> None:
-    """Draw the mean with its gaps and bars for its intervals; for several runs a dot each, and a band over them.
-
-    turn: the number of a curve with so many points that only some get a marker, and runs get no dots.
-    """
-    x, color = [point.x for point in curve.points], curve.look.color
-    mean, low, high = (
-        np.minimum([getattr(point, name) for point in curve.points], _RUNAWAY) for name in ("mean", "low", "high")
-    )
-    ax.plot(x, mean, **_line_style(curve.look), markevery=None if turn is None else _sparse(turn), zorder=3)
-    several = [len(point.values) > 1 for point in curve.points]
-    if any(several):
-        ax.fill_between(x, low, high, where=several, color=color, alpha=0.22, linewidth=0, zorder=2)
-        if turn is None:
-            dots = [(point.x, value) for point in curve.points if len(point.values) > 1 for value in point.values]
-            places, values = np.minimum(np.array(dots).T, _RUNAWAY)
-            ax.plot(places, values, ".", markersize=4.5, markeredgewidth=0, color=color, zorder=2.6)
-    if ends := [(point.x, *point.interval) for point in curve.points if bars and point.interval]:
-        places, low, high = np.minimum(np.array(ends).T, _RUNAWAY)
-        ax.vlines(places, low, high, color=color, linewidth=1.2, zorder=2.5)
-
-
-def _mark_failures(ax: Axes, curves: Sequence[Curve]) -> int:
-    """Draw a lane above the axes for every curve that failed somewhere. Return the number of lanes."""
-    lanes = [curve for curve in curves if any(point.failures for point in curve.points)]
-    for level, curve in enumerate(lanes):
-        style: dict[str, Any] = {"linestyle": "", "transform": ax.get_xaxis_transform(), "clip_on": False}
-        style |= {"markersize": 5.5, "markerfacecolor": "none", "markeredgecolor": curve.look.color}
-        for x, kind in [(point.x, kind) for point in curve.points for kind in sorted(set(point.failures))]:
-            ax.plot([x], [1.03 + LANE * level], marker=FAILURE_MARKS[kind], **style)
-    return len(lanes)
-
-
-def _mark(kind: str, *at: float, color: str = "#555555") -> Line2D:
-    """Return a failure mark at a point, or for a legend."""
-    x, y = ([place] for place in at) if at else ([], [])
-    style: dict[str, Any] = {"linestyle": "", "markerfacecolor": "none", "markersize": 8, "zorder": 5}
-    return Line2D(x, y, color=color, marker=FAILURE_MARKS[kind], **style)
-
-
-def _legend(
-    made: Figure, panel: Panel, curves: Sequence[Curve], right: float, more: Iterable[tuple[Line2D, str]] = ()
-) -> None:
-    """Draw the legend: curves by name, with their number of seeds if others have more, then failure marks in use.
-
-    more: the last entries.
-    """
-    seeds = max((len(curve.runs) for curve in panel.curves), default=0)
-    curves = sorted(curves, key=lambda curve: curve.label)
-    handles, texts = [Line2D([], [], **_line_style(curve.look)) for curve in curves], list[str]()
-    for curve in curves:
-        few, many = curve.seeds
-        n = " (no value)" if not many else f" (n = {few})" if few == many else f" (n = {few} to {many})"
-        texts.append(look.wrap(curve.label) + (n if (few, many) != (seeds, seeds) or not many else ""))
-    for kind in FAILURE_MARKS:
-        if any(kind in point.failures for curve in curves for point in curve.points):
-            handles.append(_mark(kind))
-            texts.append(FAILED[kind])
-    look.legend(
-        made, [*handles, *(one for one, _ in more)], [*texts, *(text for _, text in more)], right + 0.015, 0.985
-    )
-
-
-def _extent(curves: Sequence[Curve]) -> list[float]:
-    """Return every finite value that the curves' lines, bands and bars reach."""
-    drawn = [point for curve in curves for point in curve.points]
-    ends = [value for point in drawn for value in (point.low, point.high, *(point.interval or ()))]
-    return list(filter(math.isfinite, ends))
-
-
-def _frame_notice(curves: Iterable[Curve], top: float) -> list[str]:
-    """Return a line on the curves that have a value above the `top` of the frame."""
-    left = [curve.label for curve in curves if any(point.high > top for point in curve.points)]
-    return [f"Leaves the frame at its top: {captions.join_names(left)}"] if left else []
-
-
-def _words(
-    made: Figure, title: str, panels: Sequence[Panel], curves: Sequence[Curve], interval: str = "", lanes: int = 0,
-    unit: str = "", more: Iterable[str] = (),
-) -> None:  # fmt: skip
-    """Write the text over and under the axes.
-
-    Args:
-      made: the figure.
-      title: of the figure.
-      panels: the panels that it shows.
-      curves: the curves that it shows.
-      interval: the meaning of the bars, "" for curves of many points.
-      lanes: lanes of failure marks, which stay free.
-      unit: the text before abscissas in notes.
-      more: the last notes.
-    """
-    lines = [*captions.subtitle(panels), *captions.spreads(curves, interval)]
-    warning = captions.mixture(captions.panel_rows(panels))
-    look.headings(made, title, lines, warning, LANE * lanes)
-    look.draw_notes(made, [*captions.notes(panels, curves, unit), *more])
-
-
-def _axes(made: Figure, count: int, wspace: float = 0.24) -> list[Axes]:
-    """Return one or two axes side by side, with a place for the legend at their right."""
-    left, right = (look.MARGIN, 0.80) if count > 1 else (look.MARGIN + 0.02, 0.76)
-    place = {"left": left, "right": right, "top": 0.98, "bottom": 0.13, "wspace": wspace}
-    return list(made.subplots(1, count, squeeze=False, gridspec_kw=place)[0])
-
-
-def _nothing(ax: Axes, text: str) -> None:
-    ax.yaxis.set_major_locator(NullLocator())
-    ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", color="#777777")
 
 
 def _bits_axis(ax: Axes, panel: Panel) -> None:
@@ -181,11 +56,11 @@ def extrapolation(panel: Panel) -> Figure:
     trained, level = baselines.longer_perplexities(panel), baselines.no_context([panel])
     several = sum(any(point.values for point in curve.points) for curve in curves) > 1  # else one view shows all
     made = look.figure(12.5 if several else 8.6, 4.6)
-    full, *closer = _axes(made, 2 if several else 1, wspace=0.38)
+    full, *closer = strokes.make_axes(made, 2 if several else 1, wspace=0.38)
     lengths = sorted({*panel.rows.eval_len, panel.train_len})
     for ax in (full, *closer):
         for curve in curves:
-            _draw(ax, curve, bars=ax is full)  # they would hide what the close view is for
+            strokes.draw_curve(ax, curve, bars=ax is full)  # they would hide what the close view is for
         baselines.draw_windows(ax, windows)
         baselines.draw_retrained(ax, curves, trained)
         look.train_line(ax, panel.train_len)
@@ -193,26 +68,26 @@ def extrapolation(panel: Panel) -> Figure:
         ax.set_xlabel("evaluation length (tokens)")
     quantity = captions.perplexity_name(panel.protocol)
     full.set_ylabel(f"{quantity} per token ({'all, ' if several else ''}log scale)")
-    outside, values = list[str](), _extent(curves)
+    outside, values = list[str](), strokes.drawn_values(curves)
     top = look.log_axis(full, baselines.frame_values(values, windows, trained, level))
     if not values:
-        _nothing(full, f"no finite {quantity}")
+        strokes.show_nothing(full, f"no finite {quantity}")
     for close in closer:
         close.set_ylabel(f"{quantity} per token (near the best at L, linear)")
         outside = _close_view(close, curves, panel.train_len, [*trained.values()])
     for ax in (full, *closer) if values else ():
         _bits_axis(ax, panel)
         baselines.draw_no_context(ax, level)
-    lanes = _mark_failures(full, curves)
+    lanes = strokes.mark_failures(full, curves)
     same = "" if captions.mixture(panel.rows) else ", the same text for all curves"
     interval = f"95 % interval over text{' (left)' if several else ''}{same}"
     beyond = [f"Outside the right panel: {captions.join_names(outside)}"] if outside else []
     title = f"{quantity.capitalize()} at and beyond the training length"
-    more = [*beyond, *_frame_notice([*curves, *windows], top), *baselines.no_context_note([panel], full)]
+    more = [*beyond, *strokes.frame_notice([*curves, *windows], top), *baselines.no_context_note([panel], full)]
     more += baselines.longer_notes(panel)
-    _words(made, title, [panel], curves, interval, lanes, more=more)
+    strokes.write_words(made, title, [panel], curves, interval, lanes, more=more)
     entries = baselines.handles(windows, trained)
-    _legend(made, panel, curves, 0.80 + 0.045 if several else 0.83, entries)
+    strokes.draw_legend(made, panel, curves, 0.80 + 0.045 if several else 0.83, entries)
     return made
 
 
@@ -222,7 +97,7 @@ def _close_view(ax: Axes, curves: Sequence[Curve], train_len: int, trained: Sequ
     trained: values of models that were trained at longer lengths.
     """
     drawn = {curve.label: [point for point in curve.points if point.values] for curve in curves}
-    everything, values = [point for own in drawn.values() for point in own], _extent(curves)
+    everything, values = [point for own in drawn.values() for point in own], strokes.drawn_values(curves)
     values += [value for own in trained for value in own.values() if values]
     best = min([point.mean for point in everything if point.x == train_len] or values)
     low, high = min(0.9 * best, 0.98 * max(min(values), 0.5 * best)), 1.5 * best
@@ -238,9 +113,9 @@ def ratio(panel: Panel) -> Figure:
     at_train = {one.label: point.mean for one in whole for point in one.points if point.x == panel.train_len}
     trained = baselines.as_ratios(baselines.longer_perplexities(panel), at_train, panel.train_len)
     made = look.figure(8.6, 4.8)
-    (ax,) = _axes(made, 1)
+    (ax,) = strokes.make_axes(made, 1)
     for curve in curves:
-        _draw(ax, curve)
+        strokes.draw_curve(ax, curve)
     baselines.draw_windows(ax, windows)
     baselines.draw_retrained(ax, curves, trained)
     factors = sorted({point.x for curve in curves for point in curve.points}) or [1.0]
@@ -248,27 +123,27 @@ def ratio(panel: Panel) -> Figure:
     ax.set_xlabel(f"evaluation length / training length (L = {panel.train_len})")
     quantity = captions.perplexity_name(panel.protocol)
     ax.set_ylabel(f"{quantity} relative to that at L")
-    values, top = _extent(curves), math.inf
+    values, top = strokes.drawn_values(curves), math.inf
     if values:
         ax.axhline(1.0, color="#888888", linewidth=1.0, dashes=(4, 3), zorder=1)
         top = look.log_axis(ax, [*baselines.frame_values(values, windows, trained, None), 0.95, 1.1])
     else:
-        _nothing(ax, f"no run has a finite {quantity} at L")
-    lanes = _mark_failures(ax, curves)
+        strokes.show_nothing(ax, f"no run has a finite {quantity} at L")
+    lanes = strokes.mark_failures(ax, curves)
     unbased = [one for one in whole if not any(point.x == panel.train_len and point.values for point in one.points)]
     lines = [f"{look.one_line(curve.label)}: no value at L, so no ratio" for curve in unbased[:6]]
     title = f"{quantity.capitalize()} relative to the training length, R_k = ppl(kL) / ppl(L)"
-    interval, more = "95 % interval of the ratio over text", [*lines, *_frame_notice([*curves, *windows], top)]
+    interval, more = "95 % interval of the ratio over text", [*lines, *strokes.frame_notice([*curves, *windows], top)]
     more += baselines.longer_notes(panel)
-    _words(made, title, [panel], curves, interval, lanes, "k = ", more)
-    _legend(made, panel, curves, 0.76, baselines.handles(windows, trained))
+    strokes.write_words(made, title, [panel], curves, interval, lanes, "k = ", more)
+    strokes.draw_legend(made, panel, curves, 0.76, baselines.handles(windows, trained))
     return made
 
 
 def per_position(panel: Panel) -> Figure:
     """Draw the mean loss in each stored bin of positions, and the perplexity of all targets up to there."""
     made = look.figure(11.5, 4.6)
-    left, right = _axes(made, 2)
+    left, right = strokes.make_axes(made, 2)
     (binned, windows), (running, running_windows) = (
         baselines.split_windows(points.average_bins(panel, of))
         for of in (points.local_loss, points.cumulative_perplexity)
@@ -277,16 +152,16 @@ def per_position(panel: Panel) -> Figure:
     inside = [x for n in range(-24, 25) if 1 < (x := panel.train_len * 2.0**n) < last]
     for ax, curves, thin in ((left, binned, windows), (right, running, running_windows)):
         for turn, curve in enumerate(curves):
-            _draw(ax, curve, turn=turn)
+            strokes.draw_curve(ax, curve, turn=turn)
         baselines.draw_windows(ax, thin)
         look.train_line(ax, panel.train_len)
         look.length_axis(ax, [1.0, *inside, last], panel.train_len)
         ax.set_xlabel("position of the target in its window (tokens)")
     left.set_ylabel("loss in the bin (nats per token)")
     right.set_ylabel("perplexity of all targets up to here")
-    beyond = _frame_notice(running, look.log_axis(right, _extent(running)))
-    _words(made, "Loss along the window", [panel], binned, more=beyond)
-    _legend(made, panel, binned, 0.80, baselines.handles(windows, {}))
+    beyond = strokes.frame_notice(running, look.log_axis(right, strokes.drawn_values(running)))
+    strokes.write_words(made, "Loss along the window", [panel], binned, more=beyond)
+    strokes.draw_legend(made, panel, binned, 0.80, baselines.handles(windows, {}))
     return made
 
 
@@ -294,18 +169,20 @@ def answers(panel: Panel) -> Figure:
     """Draw the share of a task's items whose whole answer is right against evaluation length."""
     curves, windows = baselines.split_windows(points.answer_curves(panel))
     made = look.figure(8.6, 4.6)
-    (ax,) = _axes(made, 1)
+    (ax,) = strokes.make_axes(made, 1)
     for curve in curves:
-        _draw(ax, curve)
+        strokes.draw_curve(ax, curve)
     baselines.draw_windows(ax, windows)
     look.train_line(ax, panel.train_len)
     look.length_axis(ax, sorted({*panel.rows.eval_len, panel.train_len}), panel.train_len)
     ax.set_xlabel("evaluation length (tokens)")
     ax.set_ylabel("items with the right answer")
     ax.set_ylim(-0.02, 1.02)
-    lanes = _mark_failures(ax, curves)
-    _words(made, "Right answers at and beyond the training length", [panel], curves, "95 % interval over items", lanes)
-    _legend(made, panel, curves, 0.76, baselines.handles(windows, {}))
+    lanes = strokes.mark_failures(ax, curves)
+    strokes.write_words(
+        made, "Right answers at and beyond the training length", [panel], curves, "95 % interval over items", lanes
+    )
+    strokes.draw_legend(made, panel, curves, 0.76, baselines.handles(windows, {}))
     return made
 
 
@@ -329,16 +206,16 @@ def length_curves(panels: Sequence[Panel]) -> Figure:
     for ax, name in zip(axes, sorted(drawn), strict=True):
         own, thin = baselines.split_windows(drawn[name])
         for curve in own:
-            _draw(ax, curve, bars=False)
+            strokes.draw_curve(ax, curve, bars=False)
             style = {"color": curve.look.color, "linestyle": curve.look.dashes, "linewidth": 1.0}
             ax.axvline(curve.runs.train_len.iloc[0], **style, zorder=1)
         baselines.draw_windows(ax, thin)
     lengths = sorted({*captions.panel_rows(panels).eval_len, *looks})
     look.length_axis(axes[0], lengths, min(looks))
-    top = look.log_axis(axes[0], baselines.frame_values(_extent(curves), windows, {}, level))
+    top = look.log_axis(axes[0], baselines.frame_values(strokes.drawn_values(curves), windows, {}, level))
     for ax in axes:
         baselines.draw_no_context(ax, level, named=ax is axes[0])
-    handles = [Line2D([], [], **_line_style(style)) for style in looks.values()]
+    handles = [Line2D([], [], **strokes.line_style(style)) for style in looks.values()]
     ends = {length: [f"{name.rpartition('.')[2]}={of[length]}" for name, of in by_length.items()] for length in looks}
     lines = ["\n  ".join([f"L = {length}", *ends[length]]) for length in looks]
     more = baselines.handles(windows, {})
@@ -348,8 +225,8 @@ def length_curves(panels: Sequence[Panel]) -> Figure:
     entries = [*handles, *(one for one, _ in more)], [*lines, *(text for _, text in more)]
     look.legend(made, *entries, 1 - 1.1 / width, 1 - 0.3 / height)
     title = f"{quantity.capitalize()} across training lengths (each marked by its vertical line)"
-    notes = [*_frame_notice([*curves, *windows], top), *baselines.no_context_note(panels, axes[0])]
-    _words(made, title, panels, curves, more=notes)
+    notes = [*strokes.frame_notice([*curves, *windows], top), *baselines.no_context_note(panels, axes[0])]
+    strokes.write_words(made, title, panels, curves, more=notes)
     return made
 
 
@@ -367,7 +244,7 @@ def training(runs: pd.DataFrame, losses: Mapping[str, points.Losses], missing: M
       missing: {path of a run without results: why}. A run that is drawn is not named.
     """
     made = look.figure(8.6, 4.4)
-    (ax,) = _axes(made, 1)
+    (ax,) = strokes.make_axes(made, 1)
     curves = [
         dataclasses.replace(curve, points=tuple(Point(x, (y,)) for run in curve.runs.run for x, y in losses[run]))
         for curve in curves_of_runs(runs)
@@ -378,19 +255,19 @@ def training(runs: pd.DataFrame, losses: Mapping[str, points.Losses], missing: M
     top = look.log_axis(ax, [loss for own in finite.values() for _, loss in own if loss > 0])
     for turn, run in enumerate(sorted(losses, key=lambda run: (-finite[run][-1][1], run))):
         curve, (steps, values) = whose[run], zip(*losses[run], strict=True)
-        style = _line_style(curve.look) | {"markevery": _sparse(turn) if len(steps) > 1 else None}
+        style = strokes.line_style(curve.look) | {"markevery": strokes.spread_markers(turn) if len(steps) > 1 else None}
         (line,) = ax.plot(steps, values, **style, linewidth=1.3, alpha=0.9)
         seen.setdefault(look.wrap(curve.label) + (f" ({len(curve.runs)} runs)" if len(curve.runs) > 1 else ""), line)
         if not math.isfinite(values[-1]):
             step, loss = finite[run][-1]
-            ax.add_line(_mark("diverged", step, min(loss, top), color=style["color"])).set_clip_on(False)
+            ax.add_line(strokes.failure_mark("diverged", step, min(loss, top), color=style["color"])).set_clip_on(False)
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     ax.set_xlabel("optimiser step")
     is_masked = (objectives(runs) == "masked").all()
     ax.set_ylabel(f"training loss (nats per {'masked ' if is_masked else ''}token)")
     entries = sorted(seen.items(), key=lambda pair: pair[0])
     if any(not math.isfinite(own[-1][1]) for own in losses.values()):
-        entries.append((FAILED["diverged"], _mark("diverged")))
+        entries.append((FAILED["diverged"], strokes.failure_mark("diverged")))
     look.legend(made, [line for _, line in entries], [name for name, _ in entries], 0.775, 0.985)
     many = f"{len(runs)} run{'s' if len(runs) != 1 else ''}; longer logs are averaged over equal spans"
     look.headings(made, "Training loss of masked tokens" if is_masked else "Training loss", [many])
@@ -400,7 +277,7 @@ def training(runs: pd.DataFrame, losses: Mapping[str, points.Losses], missing: M
         *captions.without_results(missing),
         *captions.tokens_per_step(curves),
     ]
-    look.draw_notes(made, [*lines, *_frame_notice(curves, top)])
+    look.draw_notes(made, [*lines, *strokes.frame_notice(curves, top)])
     return made
 
 
