@@ -434,8 +434,8 @@ def test_one_figure_across_training_lengths(tmp_path: pathlib.Path, draw: Draw) 
             put(tmp_path, f"{text}-L{length}", measured(text, lengths=(64, 128, 256, 512), train_len=length), asked)
     drawn = draw(tmp_path)
     assert set(drawn) == {f"{kind}-L{n}" for kind in ("extrapolation", "ratio") for n in (64, 128, 256)} | {
-        "extrapolation-lengths"
-    }
+        "extrapolation-lengths", "triangle",
+    }  # fmt: skip
     figure = drawn["extrapolation-lengths"]
     assert [ax.get_title(loc="left") for ax in figure.axes] == ["alibi", "rope"]
     assert entries(figure) == ["L = 128 batch_size=64", "L = 256 batch_size=16", "L = 64 batch_size=64"]

@@ -47,7 +47,9 @@ def work_folders(values: Mapping[str, Any]) -> list[Path]:
 
 
 #: The figures of `posx plot`.
-FIGURES = ("all", "extrapolation", "ratio", "per_position", "answers", "distance_map", "training", "encodings")
+FIGURES = (
+    "all", "extrapolation", "ratio", "per_position", "answers", "distance_map", "triangle", "training", "encodings"
+)  # fmt: skip
 
 #: The formats of `posx table`.
 FORMS = ("markdown", "csv", "json", "latex")
@@ -108,7 +110,10 @@ _OWN: dict[str, Command] = {
                 "",
                 "fields to change in the trained encoding, 'frequencies=yarn(factor=4)', or others in its place",
             ),
-            "masks": ("", "masks in place of the trained ones, as model.mask_policy: 'window(size=64, sinks=4)'"),
+            "masks": (
+                "",
+                "masks in place of the trained ones, as model.mask_policy: 'window(size=64, sinks=4)'; window: of L",
+            ),
             "layers": ("", "layers that --encoding and --masks change: all, full (those without a window) or window"),
             **_TOGETHER,
             "jobs": _JOBS,

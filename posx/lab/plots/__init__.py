@@ -25,12 +25,12 @@ if "matplotlib" not in sys.modules:
             matplotlib.rcParams["backend"] = _asked
 
 from posx.errors import ConfigError, WorkdirError, nearest
-from posx.evaluation.protocols import PROTOCOLS, Nonoverlapping, Sliding
+from posx.evaluation.protocols import PROTOCOLS, Nonoverlapping
 from posx.lab.files.atomic import disk_errors, write_bytes
 from posx.lab.plots import curves, look
 from posx.lab.plots.convergence import TRAINING, convergence_tables
 from posx.lab.plots.formats import FORMATS
-from posx.lab.plots.groups import Panel, panels
+from posx.lab.plots.groups import Panel, group_by_rule, panels
 from posx.lab.plots.points import average_log, read_training
 from posx.lab.plots.tables import RowTable, as_markdown, is_table, table, tables
 from posx.lab.results.table import PER_POSITION, diverged_runs, missing_runs, read_results
@@ -49,7 +49,7 @@ __all__ = [
 __getattr__ = module_getter(__name__)
 
 FORMS = ("markdown", *FORMATS)
-WHAT = ("all", *curves.DRAW, "training", "encodings")
+WHAT = ("all", *curves.DRAW, *(kind for kind in curves.ACROSS if kind not in curves.DRAW), "training", "encodings")
 #: The ends of names that `_figures` gives, for present rows and for rows that are gone.
 _SUFFIX = rf"(-masked)?(-lengths)?(-L\d+)?(-({'|'.join(PROTOCOLS)}))?(-s\d+)?"
 
@@ -187,21 +187,22 @@ def _figures(folder: pathlib.Path, stored: pd.DataFrame, kinds: Iterable[str]) -
             continue
         own = [panel for panel in split if curves.draws(kind, panel)]
         several = len({panel.train_len for panel in own}) > 1
-        for panel in own:
+        for panel in own if kind in curves.DRAW else ():
             name = kind + (f"-L{panel.train_len}" if several else "") + _rule(panel)
             made[name] = functools.partial(curves.DRAW[kind], panel)
-        for rule in dict.fromkeys(map(_rule, own)) if kind == "extrapolation" else ():
-            if len(alike := [panel for panel in own if _rule(panel) == rule]) > 1:
-                made[f"{kind}-lengths{rule}"] = functools.partial(curves.length_curves, alike)
+        for alike in group_by_rule(own).values() if kind in curves.ACROSS else ():
+            if len(alike) > 1:
+                end, draw = curves.ACROSS[kind]
+                made[f"{kind}{end}{_rule(alike[0])}"] = functools.partial(draw, alike)
     return made
 
 
 def _rule(panel: Panel) -> str:
     """Return the end of a figure's name, "" or such as "-sliding-s16", whatever other protocols the folder has."""
-    strides = set(panel.rows.stride.dropna()) if panel.protocol == Sliding.name else {panel.stride}
-    name = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in panel.protocol)[:40]
-    plain = panel.protocol == Nonoverlapping.name or panel.protocol in curves.FIGURES_OF
-    return ("" if plain else f"-{name}") + "".join(f"-s{n}" for n in strides if n is not None and len(strides) == 1)
+    protocol, stride = panel.rule
+    name = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in protocol)[:40]
+    plain = protocol == Nonoverlapping.name or protocol in curves.FIGURES_OF
+    return ("" if plain else f"-{name}") + ("" if stride is None else f"-s{stride}")
 
 
 def _save(draw: Callable[[], Figure], figures: pathlib.Path, name: str) -> list[pathlib.Path]:

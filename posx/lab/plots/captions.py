@@ -102,7 +102,8 @@ def notes(panels: Sequence[Panel], points: Sequence[Curve], unit: str = "") -> l
       points: the curves with their points. Their failures and missing runs are listed.
       unit: the text before the abscissas of these points.
     """
-    curves, rows = [one for panel in panels for one in panel.curves], panel_rows(panels)
+    curves = [one for panel in panels for one in panel.curves if not one.window_of]
+    rows = panel_rows(panels)
     on_axes = ("train.length", *settings_by_length(_first_runs(curves))) if panels[1:] else ()
     return [
         *_unlike_windows(curves if panels[0].protocol == PER_POSITION else ()),

@@ -5,7 +5,7 @@ Figures are returned unsaved. Lengths and positions are in tokens, losses in nat
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,137 +17,18 @@ from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
 
 from posx.evaluation.answers import Answers
 from posx.evaluation.protocols import PerPosition
-from posx.lab.plots import captions, look, points
-from posx.lab.plots.groups import Curve, Panel, Point, curves_of_runs, firsts, labels, settings_by_length
-from posx.lab.plots.heat import distance_map, has_distances
+from posx.lab.plots import baselines, captions, look, points, strokes
+from posx.lab.plots.groups import Curve, Panel, Point, common_names, curves_of_runs, firsts, settings_by_length
+from posx.lab.plots.heat import distance_map, has_distances, triangle
 from posx.lab.plots.palette import Look
 from posx.lab.plots.published import NOTE, Published, draw_published, select_lines
 from posx.lab.results.columns import FAILED, finite_perplexity, plain_rows
 
-FAILURE_MARKS = {"undefined": "o", "nonfinite": "*", "oom": "x", "diverged": "d", "apart": "+"}
-LANE = 0.037  # of the axes' height
-_RUNAWAY = 1e30  # above every axis; matplotlib's own arithmetic overflows somewhere beyond
-_APART = 0.14  # of the axes' diagonal, between the markers on a line of many points
 _EVEN = [1, 2, 2.5, 5, 10]  # steps between ticks
-_COLUMNS = 4  # of the figure across training lengths
-# Its looks are darker with the length; markers and dashes too, of other counts, so that many lengths differ.
+# Across training lengths: darker with the length. Counts of markers and dashes differ, so that many lengths differ.
 _SHADES = ("#A79FE0", "#6F60C4", "#44329A", "#1B1050")
 _MARKERS = ("o", "s", "^", "D", "v")
 _DASHES: tuple[Any, ...] = ("-", (0.0, (5.0, 2.0)), (0.0, (1.5, 1.5)))
-
-
-def _line_style(of: Look) -> dict[str, Any]:
-    """Return matplotlib's settings of a line with this look, in the axes and in the legend."""
-    edge = {"markeredgecolor": "white", "markeredgewidth": 0.5}
-    return {"color": of.color, "linestyle": of.dashes, "marker": of.marker} | edge
-
-
-def _sparse(turn: int) -> tuple[float, float]:
-    """Return `markevery` for a line of many points. Each curve starts elsewhere, so that no marker hides another."""
-    return (0.4 * turn % 1) * _APART, _APART
-
-
-def _draw(ax: Axes, curve: Curve, bars: bool = True, turn: int | None = None) -> None:
-    """Draw the mean with its gaps and bars for its intervals; for several runs a dot each, and a band over them.
-
-    turn: the number of a curve with so many points that only some get a marker, and runs get no dots.
-    """
-    x, color = [point.x for point in curve.points], curve.look.color
-    mean, low, high = (
-        np.minimum([getattr(point, name) for point in curve.points], _RUNAWAY) for name in ("mean", "low", "high")
-    )
-    ax.plot(x, mean, **_line_style(curve.look), markevery=None if turn is None else _sparse(turn), zorder=3)
-    several = [len(point.values) > 1 for point in curve.points]
-    if any(several):
-        ax.fill_between(x, low, high, where=several, color=color, alpha=0.22, linewidth=0, zorder=2)
-        if turn is None:
-            dots = [(point.x, value) for point in curve.points if len(point.values) > 1 for value in point.values]
-            places, values = np.minimum(np.array(dots).T, _RUNAWAY)
-            ax.plot(places, values, ".", markersize=4.5, markeredgewidth=0, color=color, zorder=2.6)
-    if ends := [(point.x, *point.interval) for point in curve.points if bars and point.interval]:
-        places, low, high = np.minimum(np.array(ends).T, _RUNAWAY)
-        ax.vlines(places, low, high, color=color, linewidth=1.2, zorder=2.5)
-
-
-def _mark_failures(ax: Axes, curves: Sequence[Curve]) -> int:
-    """Draw a lane above the axes for every curve that failed somewhere. Return the number of lanes."""
-    lanes = [curve for curve in curves if any(point.failures for point in curve.points)]
-    for level, curve in enumerate(lanes):
-        style: dict[str, Any] = {"linestyle": "", "transform": ax.get_xaxis_transform(), "clip_on": False}
-        style |= {"markersize": 5.5, "markerfacecolor": "none", "markeredgecolor": curve.look.color}
-        for x, kind in [(point.x, kind) for point in curve.points for kind in sorted(set(point.failures))]:
-            ax.plot([x], [1.03 + LANE * level], marker=FAILURE_MARKS[kind], **style)
-    return len(lanes)
-
-
-def _mark(kind: str, *at: float, color: str = "#555555") -> Line2D:
-    """Return a failure mark at a point, or for a legend."""
-    x, y = ([place] for place in at) if at else ([], [])
-    style: dict[str, Any] = {"linestyle": "", "markerfacecolor": "none", "markersize": 8, "zorder": 5}
-    return Line2D(x, y, color=color, marker=FAILURE_MARKS[kind], **style)
-
-
-def _legend(made: Figure, panel: Panel, curves: Sequence[Curve], right: float) -> None:
-    """Draw the legend: curves by name, with their number of seeds if others have more, then failure marks in use."""
-    seeds = max((len(curve.runs) for curve in panel.curves), default=0)
-    curves = sorted(curves, key=lambda curve: curve.label)
-    handles, texts = [Line2D([], [], **_line_style(curve.look)) for curve in curves], list[str]()
-    for curve in curves:
-        few, many = curve.seeds
-        n = " (no value)" if not many else f" (n = {few})" if few == many else f" (n = {few} to {many})"
-        texts.append(look.wrap(curve.label) + (n if (few, many) != (seeds, seeds) or not many else ""))
-    for kind in FAILURE_MARKS:
-        if any(kind in point.failures for curve in curves for point in curve.points):
-            handles.append(_mark(kind))
-            texts.append(FAILED[kind])
-    look.legend(made, handles, texts, right + 0.015, 0.985)
-
-
-def _extent(curves: Sequence[Curve]) -> list[float]:
-    """Return every finite value that the curves' lines, bands and bars reach."""
-    drawn = [point for curve in curves for point in curve.points]
-    ends = [value for point in drawn for value in (point.low, point.high, *(point.interval or ()))]
-    return list(filter(math.isfinite, ends))
-
-
-def _frame_notice(curves: Iterable[Curve], top: float) -> list[str]:
-    """Return a line on the curves that have a value above the `top` of the frame."""
-    left = [curve.label for curve in curves if any(point.high > top for point in curve.points)]
-    return [f"Leaves the frame at its top: {captions.join_names(left)}"] if left else []
-
-
-def _words(
-    made: Figure, title: str, panels: Sequence[Panel], curves: Sequence[Curve], interval: str = "", lanes: int = 0,
-    unit: str = "", more: Iterable[str] = (),
-) -> None:  # fmt: skip
-    """Write the text over and under the axes.
-
-    Args:
-      made: the figure.
-      title: of the figure.
-      panels: the panels that it shows.
-      curves: the curves that it shows.
-      interval: the meaning of the bars, "" for curves of many points.
-      lanes: lanes of failure marks, which stay free.
-      unit: the text before abscissas in notes.
-      more: the last notes.
-    """
-    lines = [*captions.subtitle(panels), *captions.spreads(curves, interval)]
-    warning = captions.mixture(captions.panel_rows(panels))
-    look.headings(made, title, lines, warning, LANE * lanes)
-    look.draw_notes(made, [*captions.notes(panels, curves, unit), *more])
-
-
-def _axes(made: Figure, count: int, wspace: float = 0.24) -> list[Axes]:
-    """Return one or two axes side by side, with a place for the legend at their right."""
-    left, right = (look.MARGIN, 0.80) if count > 1 else (look.MARGIN + 0.02, 0.76)
-    place = {"left": left, "right": right, "top": 0.98, "bottom": 0.13, "wspace": wspace}
-    return list(made.subplots(1, count, squeeze=False, gridspec_kw=place)[0])
-
-
-def _nothing(ax: Axes, text: str) -> None:
-    ax.yaxis.set_major_locator(NullLocator())
-    ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", color="#777777")
 
 
 def _bits_axis(ax: Axes, panel: Panel) -> None:
@@ -172,42 +53,53 @@ def _bits_axis(ax: Axes, panel: Panel) -> None:
 
 def extrapolation(panel: Panel) -> Figure:
     """Draw perplexity against evaluation length, in full and in a close view of [0.9, 1.5] times the best at L."""
-    curves = points.perplexity_curves(panel)
+    curves, windows = baselines.split_windows(points.perplexity_curves(panel))
+    trained, level = baselines.longer_perplexities(panel), baselines.no_context([panel])
     several = sum(any(point.values for point in curve.points) for curve in curves) > 1  # else one view shows all
     made = look.figure(12.5 if several else 8.6, 4.6)
-    full, *closer = _axes(made, 2 if several else 1, wspace=0.38)
+    full, *closer = strokes.make_axes(made, 2 if several else 1, wspace=0.38)
     lengths = sorted({*panel.rows.eval_len, panel.train_len})
     for ax in (full, *closer):
         for curve in curves:
-            _draw(ax, curve, bars=ax is full)  # they would hide what the close view is for
+            strokes.draw_curve(ax, curve, bars=ax is full)  # they would hide what the close view is for
+        baselines.draw_windows(ax, windows)
+        baselines.draw_retrained(ax, curves, trained)
         look.train_line(ax, panel.train_len)
         look.length_axis(ax, lengths, panel.train_len)
         ax.set_xlabel("evaluation length (tokens)")
     quantity = captions.perplexity_name(panel.protocol)
     full.set_ylabel(f"{quantity} per token ({'all, ' if several else ''}log scale)")
-    outside, values = list[str](), _extent(curves)
-    top = look.log_axis(full, values)
+    outside, values = list[str](), strokes.drawn_values(curves)
+    top = look.log_axis(full, baselines.frame_values(values, windows, trained, level))
     if not values:
-        _nothing(full, f"no finite {quantity}")
+        strokes.show_nothing(full, f"no finite {quantity}")
     for close in closer:
         close.set_ylabel(f"{quantity} per token (near the best at L, linear)")
-        outside = _close_view(close, curves, panel.train_len)
+        outside = _close_view(close, curves, panel.train_len, [*trained.values()])
     for ax in (full, *closer) if values else ():
         _bits_axis(ax, panel)
-    lanes = _mark_failures(full, curves)
+        baselines.draw_no_context(ax, level)
+    lanes = strokes.mark_failures(full, curves)
     same = "" if captions.mixture(panel.rows) else ", the same text for all curves"
     interval = f"95 % interval over text{' (left)' if several else ''}{same}"
     beyond = [f"Outside the right panel: {captions.join_names(outside)}"] if outside else []
     title = f"{quantity.capitalize()} at and beyond the training length"
-    _words(made, title, [panel], curves, interval, lanes, more=[*beyond, *_frame_notice(curves, top)])
-    _legend(made, panel, curves, 0.80 + 0.045 if several else 0.83)
+    more = [*beyond, *strokes.frame_notice([*curves, *windows], top), *baselines.no_context_note([panel], full)]
+    more += baselines.longer_notes(panel)
+    strokes.write_words(made, title, [panel], curves, interval, lanes, more=more)
+    entries = baselines.handles(windows, trained)
+    strokes.draw_legend(made, panel, curves, 0.80 + 0.045 if several else 0.83, entries)
     return made
 
 
-def _close_view(ax: Axes, curves: Sequence[Curve], train_len: int) -> list[str]:
-    """Show the values near the best at L. Return the labels of curves that have no value there."""
+def _close_view(ax: Axes, curves: Sequence[Curve], train_len: int, trained: Sequence[Mapping[Any, float]]) -> list[str]:
+    """Show the values near the best at L. Return the labels of curves that have no value there.
+
+    trained: values of models that were trained at longer lengths.
+    """
     drawn = {curve.label: [point for point in curve.points if point.values] for curve in curves}
-    everything, values = [point for own in drawn.values() for point in own], _extent(curves)
+    everything, values = [point for own in drawn.values() for point in own], strokes.drawn_values(curves)
+    values += [value for own in trained for value in own.values() if values]
     best = min([point.mean for point in everything if point.x == train_len] or values)
     low, high = min(0.9 * best, 0.98 * max(min(values), 0.5 * best)), 1.5 * best
     ax.set_ylim(low, high)
@@ -222,125 +114,128 @@ def ratio(panel: Panel, published: Sequence[Published] = ()) -> Figure:
       panel: the rows.
       published: ratios of other works, drawn in grey behind the curves of the same encodings.
     """
-    curves = points.ratio_curves(panel)
+    curves, windows = baselines.split_windows(points.ratio_curves(panel))
+    whole, _ = baselines.split_windows(points.perplexity_curves(panel))
+    at_train = {one.label: point.mean for one in whole for point in one.points if point.x == panel.train_len}
+    trained = baselines.as_ratios(baselines.longer_perplexities(panel), at_train, panel.train_len)
     made = look.figure(8.6, 4.8)
-    (ax,) = _axes(made, 1)
+    (ax,) = strokes.make_axes(made, 1)
     for curve in curves:
-        _draw(ax, curve)
+        strokes.draw_curve(ax, curve)
+    baselines.draw_windows(ax, windows)
+    baselines.draw_retrained(ax, curves, trained)
     factors = sorted({point.x for curve in curves for point in curve.points}) or [1.0]
     look.length_axis(ax, factors, 1.0, "\N{MULTIPLICATION SIGN}")
     ax.set_xlabel(f"evaluation length / training length (L = {panel.train_len})")
     quantity = captions.perplexity_name(panel.protocol)
     ax.set_ylabel(f"{quantity} relative to that at L")
-    values, top = _extent(curves), math.inf
+    values, top = strokes.drawn_values(curves), math.inf
     others = select_lines(published, curves) if values else []
-    values += [one.ratios[k] for _, one, factors in others for k in factors]
     if values:
         ax.axhline(1.0, color="#888888", linewidth=1.0, dashes=(4, 3), zorder=1)
-        top = look.log_axis(ax, [*values, 0.95, 1.1])
+        values += [one.ratios[k] for _, one, factors in others for k in factors]
+        top = look.log_axis(ax, [*baselines.frame_values(values, windows, trained, None), 0.95, 1.1])
         draw_published(ax, others)
     else:
-        _nothing(ax, f"no run has a finite {quantity} at L")
-    lanes = _mark_failures(ax, curves)
-    whole = points.perplexity_curves(panel)
+        strokes.show_nothing(ax, f"no run has a finite {quantity} at L")
+    lanes = strokes.mark_failures(ax, curves)
     unbased = [one for one in whole if not any(point.x == panel.train_len and point.values for point in one.points)]
     lines = [f"{look.one_line(curve.label)}: no value at L, so no ratio" for curve in unbased[:6]]
     title = f"{quantity.capitalize()} relative to the training length, R_k = ppl(kL) / ppl(L)"
-    interval, more = (
-        "95 % interval of the ratio over text",
-        [*lines, *_frame_notice(curves, top), *[NOTE][: len(others)]],
-    )
-    _words(made, title, [panel], curves, interval, lanes, "k = ", more)
-    _legend(made, panel, curves, 0.76)
+    interval, more = "95 % interval of the ratio over text", [*lines, *strokes.frame_notice([*curves, *windows], top)]
+    more += [*baselines.longer_notes(panel), *[NOTE][: len(others)]]
+    strokes.write_words(made, title, [panel], curves, interval, lanes, "k = ", more)
+    strokes.draw_legend(made, panel, curves, 0.76, baselines.handles(windows, trained))
     return made
 
 
 def per_position(panel: Panel) -> Figure:
     """Draw the mean loss in each stored bin of positions, and the perplexity of all targets up to there."""
     made = look.figure(11.5, 4.6)
-    left, right = _axes(made, 2)
-    binned, running = (points.average_bins(panel, of) for of in (points.local_loss, points.cumulative_perplexity))
+    left, right = strokes.make_axes(made, 2)
+    (binned, windows), (running, running_windows) = (
+        baselines.split_windows(points.average_bins(panel, of))
+        for of in (points.local_loss, points.cumulative_perplexity)
+    )
     last = max(point.x for curve in running for point in curve.points)
     inside = [x for n in range(-24, 25) if 1 < (x := panel.train_len * 2.0**n) < last]
-    for ax, curves in ((left, binned), (right, running)):
+    for ax, curves, thin in ((left, binned, windows), (right, running, running_windows)):
         for turn, curve in enumerate(curves):
-            _draw(ax, curve, turn=turn)
+            strokes.draw_curve(ax, curve, turn=turn)
+        baselines.draw_windows(ax, thin)
         look.train_line(ax, panel.train_len)
         look.length_axis(ax, [1.0, *inside, last], panel.train_len)
         ax.set_xlabel("position of the target in its window (tokens)")
     left.set_ylabel("loss in the bin (nats per token)")
     right.set_ylabel("perplexity of all targets up to here")
-    beyond = _frame_notice(running, look.log_axis(right, _extent(running)))
-    _words(made, "Loss along the window", [panel], binned, more=beyond)
-    _legend(made, panel, binned, 0.80)
+    beyond = strokes.frame_notice(running, look.log_axis(right, strokes.drawn_values(running)))
+    strokes.write_words(made, "Loss along the window", [panel], binned, more=beyond)
+    strokes.draw_legend(made, panel, binned, 0.80, baselines.handles(windows, {}))
     return made
 
 
 def answers(panel: Panel) -> Figure:
     """Draw the share of a task's items whose whole answer is right against evaluation length."""
-    curves = points.answer_curves(panel)
+    curves, windows = baselines.split_windows(points.answer_curves(panel))
     made = look.figure(8.6, 4.6)
-    (ax,) = _axes(made, 1)
+    (ax,) = strokes.make_axes(made, 1)
     for curve in curves:
-        _draw(ax, curve)
+        strokes.draw_curve(ax, curve)
+    baselines.draw_windows(ax, windows)
     look.train_line(ax, panel.train_len)
     look.length_axis(ax, sorted({*panel.rows.eval_len, panel.train_len}), panel.train_len)
     ax.set_xlabel("evaluation length (tokens)")
     ax.set_ylabel("items with the right answer")
     ax.set_ylim(-0.02, 1.02)
-    lanes = _mark_failures(ax, curves)
-    _words(made, "Right answers at and beyond the training length", [panel], curves, "95 % interval over items", lanes)
-    _legend(made, panel, curves, 0.76)
+    lanes = strokes.mark_failures(ax, curves)
+    strokes.write_words(
+        made, "Right answers at and beyond the training length", [panel], curves, "95 % interval over items", lanes
+    )
+    strokes.draw_legend(made, panel, curves, 0.76, baselines.handles(windows, {}))
     return made
 
 
 def length_curves(panels: Sequence[Panel]) -> Figure:
     """Draw perplexity against evaluation length on shared axes: a panel per encoding, a curve per training length."""
-    runs = [curve.runs for panel in panels for curve in panel.curves]
-    by_length = settings_by_length(firsts(runs))
-    names = iter(labels(runs, ("train.length", *by_length)))
+    names, by_length = common_names(panels), settings_by_length(firsts([c.runs for p in panels for c in p.curves]))
     looks = {
         panel.train_len: Look(*(kinds[number % len(kinds)] for kinds in (_SHADES, _MARKERS, _DASHES)))
         for number, panel in enumerate(panels)
     }
     drawn: dict[str, list[Curve]] = {}
     for panel in panels:
-        own = {curve.label: next(names) for curve in panel.curves}
         for curve in points.perplexity_curves(panel):
-            name, look_of_length = own[curve.label], looks[panel.train_len]
-            label = f"{name}, L = {panel.train_len}"
+            name = names[panel.train_len, curve.label]
+            label, look_of_length = f"{name}, L = {panel.train_len}", looks[panel.train_len]
             drawn.setdefault(name, []).append(dataclasses.replace(curve, label=label, look=look_of_length))
-    curves = [curve for own in drawn.values() for curve in own]
-    columns = min(_COLUMNS, len(drawn))
-    down = math.ceil(len(drawn) / columns)
-    titles = {name: look.wrap(name, 30) for name in drawn}
-    above = 0.2 * max(title.count("\n") for title in titles.values())  # of the titles, in inches, beyond one line
-    made = look.figure(2.2 + 2.6 * columns, 0.7 + (2.3 + above) * down)
+    curves, windows = baselines.split_windows(curve for own in drawn.values() for curve in own)
+    level = baselines.no_context(panels)
+    made, axes = look.small_multiples(sorted(drawn), height=1.8)
     width, height = made.get_size_inches()
-    grid = {"left": 0.9 / width, "right": 1 - 1.2 / width, "top": 1 - (0.3 + above) / height, "bottom": 0.6 / height}
-    spaces = {"hspace": (0.5 + above) / 1.8, "wspace": 0.1}
-    axes = made.subplots(down, columns, sharex=True, sharey=True, squeeze=False, gridspec_kw=grid | spaces).ravel()
-    for ax, name in zip(axes, sorted(drawn), strict=False):
-        for curve in drawn[name]:
-            _draw(ax, curve, bars=False)
+    for ax, name in zip(axes, sorted(drawn), strict=True):
+        own, thin = baselines.split_windows(drawn[name])
+        for curve in own:
+            strokes.draw_curve(ax, curve, bars=False)
             style = {"color": curve.look.color, "linestyle": curve.look.dashes, "linewidth": 1.0}
             ax.axvline(curve.runs.train_len.iloc[0], **style, zorder=1)
-        ax.set_title(titles[name])
-    for number, spare in enumerate(axes[len(drawn) :], len(drawn)):
-        spare.set_visible(False)
-        axes[number - columns].tick_params(labelbottom=True)
+        baselines.draw_windows(ax, thin)
     lengths = sorted({*captions.panel_rows(panels).eval_len, *looks})
     look.length_axis(axes[0], lengths, min(looks))
-    top = look.log_axis(axes[0], _extent(curves))
-    handles = [Line2D([], [], **_line_style(style)) for style in looks.values()]
+    top = look.log_axis(axes[0], baselines.frame_values(strokes.drawn_values(curves), windows, {}, level))
+    for ax in axes:
+        baselines.draw_no_context(ax, level, named=ax is axes[0])
+    handles = [Line2D([], [], **strokes.line_style(style)) for style in looks.values()]
     ends = {length: [f"{name.rpartition('.')[2]}={of[length]}" for name, of in by_length.items()] for length in looks}
     lines = ["\n  ".join([f"L = {length}", *ends[length]]) for length in looks]
+    more = baselines.handles(windows, {})
     made.supxlabel("evaluation length (tokens)", size=10, y=0.12 / height, va="bottom")
     quantity = captions.perplexity_name(panels[0].protocol)
     made.supylabel(f"{quantity} per token (log scale)", size=10, x=0.3 / width)
-    look.legend(made, handles, lines, 1 - 1.1 / width, 1 - 0.3 / height)
+    entries = [*handles, *(one for one, _ in more)], [*lines, *(text for _, text in more)]
+    look.legend(made, *entries, 1 - 1.1 / width, 1 - 0.3 / height)
     title = f"{quantity.capitalize()} across training lengths (each marked by its vertical line)"
-    _words(made, title, panels, curves, more=_frame_notice(curves, top))
+    notes = [*strokes.frame_notice([*curves, *windows], top), *baselines.no_context_note(panels, axes[0])]
+    strokes.write_words(made, title, panels, curves, more=notes)
     return made
 
 
@@ -358,7 +253,7 @@ def training(runs: pd.DataFrame, losses: Mapping[str, points.Losses], missing: M
       missing: {path of a run without results: why}. A run that is drawn is not named.
     """
     made = look.figure(8.6, 4.4)
-    (ax,) = _axes(made, 1)
+    (ax,) = strokes.make_axes(made, 1)
     curves = [
         dataclasses.replace(curve, points=tuple(Point(x, (y,)) for run in curve.runs.run for x, y in losses[run]))
         for curve in curves_of_runs(runs)
@@ -369,19 +264,19 @@ def training(runs: pd.DataFrame, losses: Mapping[str, points.Losses], missing: M
     top = look.log_axis(ax, [loss for own in finite.values() for _, loss in own if loss > 0])
     for turn, run in enumerate(sorted(losses, key=lambda run: (-finite[run][-1][1], run))):
         curve, (steps, values) = whose[run], zip(*losses[run], strict=True)
-        style = _line_style(curve.look) | {"markevery": _sparse(turn) if len(steps) > 1 else None}
+        style = strokes.line_style(curve.look) | {"markevery": strokes.spread_markers(turn) if len(steps) > 1 else None}
         (line,) = ax.plot(steps, values, **style, linewidth=1.3, alpha=0.9)
         seen.setdefault(look.wrap(curve.label) + (f" ({len(curve.runs)} runs)" if len(curve.runs) > 1 else ""), line)
         if not math.isfinite(values[-1]):
             step, loss = finite[run][-1]
-            ax.add_line(_mark("diverged", step, min(loss, top), color=style["color"])).set_clip_on(False)
+            ax.add_line(strokes.failure_mark("diverged", step, min(loss, top), color=style["color"])).set_clip_on(False)
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     ax.set_xlabel("optimiser step")
     is_masked = (objectives(runs) == "masked").all()
     ax.set_ylabel(f"training loss (nats per {'masked ' if is_masked else ''}token)")
     entries = sorted(seen.items(), key=lambda pair: pair[0])
     if any(not math.isfinite(own[-1][1]) for own in losses.values()):
-        entries.append((FAILED["diverged"], _mark("diverged")))
+        entries.append((FAILED["diverged"], strokes.failure_mark("diverged")))
     look.legend(made, [line for _, line in entries], [name for name, _ in entries], 0.775, 0.985)
     many = f"{len(runs)} run{'s' if len(runs) != 1 else ''}; longer logs are averaged over equal spans"
     look.headings(made, "Training loss of masked tokens" if is_masked else "Training loss", [many])
@@ -391,13 +286,19 @@ def training(runs: pd.DataFrame, losses: Mapping[str, points.Losses], missing: M
         *captions.without_results(missing),
         *captions.tokens_per_step(curves),
     ]
-    look.draw_notes(made, [*lines, *_frame_notice(curves, top)])
+    look.draw_notes(made, [*lines, *strokes.frame_notice(curves, top)])
     return made
 
 
 #: The figures of a panel by name.
 DRAW: dict[str, Callable[[Panel], Figure]] = {
     draw.__name__: draw for draw in (extrapolation, ratio, per_position, answers, distance_map)
+}
+
+#: The figures of all training lengths of a rule, by the kind that they are asked for with and the end of their name.
+ACROSS: dict[str, tuple[str, Callable[[Sequence[Panel]], Figure]]] = {
+    extrapolation.__name__: ("-lengths", length_curves),
+    triangle.__name__: ("", triangle),
 }
 
 #: The figures of one protocol alone. All other protocols share all other figures.
@@ -408,4 +309,4 @@ def draws(kind: str, panel: Panel) -> bool:
     """Return whether the rows of a panel have a figure of this kind."""
     own = {name for names in FIGURES_OF.values() for name in names}
     has_rows = kind != distance_map.__name__ or has_distances(panel)
-    return has_rows and kind in FIGURES_OF.get(panel.protocol, DRAW.keys() - own)
+    return has_rows and kind in FIGURES_OF.get(panel.protocol, (DRAW.keys() | ACROSS.keys()) - own)

@@ -40,13 +40,14 @@ def table_numbers(tables: Sequence[RowTable]) -> Iterator[dict[str, Any]]:
             by_length = dict(iter(rows.groupby("eval_len")))
             for title, point in points.items():
                 ratio = title.startswith("R_")
-                length = round(point.x * (panel.train_len if ratio else 1))
+                train_len = int(curve.runs.train_len.iloc[0])
+                length = round(point.x * (train_len if ratio else 1))
                 own = by_length.get(length, rows[:0])
                 facts = {name: _one(own[key]) for name, key in _SCORED.items()}
                 warning = "; ".join([*made.warnings, *captions.unfinished_lines(own)])
                 unit = next((unit for start, unit in _UNITS.items() if title.startswith(start)), "1")
                 row = {
-                    "train_len": panel.train_len, "protocol": panel.protocol or None,
+                    "train_len": train_len, "protocol": panel.protocol or None,
                     "eval_len": length if panel.protocol else None,
                     "encoding": curve.label, "column": title, "unit": unit, "warning": warning or None,
                     **_spread(point), **facts,

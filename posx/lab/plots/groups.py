@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import math
 import os
 import statistics
@@ -11,6 +12,9 @@ from typing import Any
 
 import pandas as pd
 
+from posx.attention.masks import window
+from posx.evaluation.protocols import Sliding
+from posx.lab.config.mask_texts import mask_text
 from posx.lab.plots import palette
 from posx.lab.plots.palette import Look
 from posx.lab.results.columns import make_table
@@ -25,6 +29,10 @@ _RESOLVED_FROM = {
     SCORED_TEXT: ("data.text",),
     SCORED_STEP: ("train.steps",),
 }
+#: The most columns of a table that show all lengths.
+MOST_FACTORS = 8
+#: The setting of masks.
+_MASKS = "model.mask_policy"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +68,8 @@ class Curve:
       runs: the columns of runs, a row for each run.
       rows: the rows of the table that it is drawn from.
       points: of one measure of the rows; a point without values is a gap: all runs failed.
+      window_of: the label of the curve of the same weights under causal masks, if this one sees the last L tokens
+        alone; "" for any other curve.
     """
 
     label: str
@@ -67,6 +77,7 @@ class Curve:
     runs: pd.DataFrame
     rows: pd.DataFrame
     points: tuple[Point, ...] = ()
+    window_of: str = ""
 
     @property
     def seeds(self) -> tuple[int, int]:
@@ -84,6 +95,7 @@ class Panel:
       curves: the curves of the rows.
       left_out: the rows of this protocol that are left out, of all runs of this training length.
       missing: {path of a run of the folder without results: why it failed}.
+      longer: the panels of longer training lengths under the same rule, from the shortest on.
     """
 
     train_len: int
@@ -92,10 +104,17 @@ class Panel:
     curves: tuple[Curve, ...]
     left_out: pd.DataFrame
     missing: Mapping[str, str]
+    longer: tuple["Panel", ...] = ()
 
     @functools.cached_property
     def rows(self) -> pd.DataFrame:
         return pd.concat([curve.rows for curve in self.curves])
+
+    @functools.cached_property
+    def rule(self) -> tuple[str, int | None]:
+        """The protocol, and the stride that all rows have if it does not follow from the window."""
+        strides = set(self.rows.stride.dropna()) if self.protocol == Sliding.name else {self.stride}
+        return self.protocol, strides.pop() if len(strides) == 1 else None
 
 
 def panels(table: pd.DataFrame, missing: Mapping[str, str] | None = None) -> list[Panel]:
@@ -107,7 +126,10 @@ def panels(table: pd.DataFrame, missing: Mapping[str, str] | None = None) -> lis
     rows = table[(table.left_out == "") & (~by_position | table.position_nll.astype(bool))]
     others = table[table.left_out != ""]
     seeds = seeds_of_curves(list_runs(rows))
-    looks = _looks(seeds)
+    windows = _find_windows(seeds)
+    plain = [n for n in range(len(seeds)) if n not in windows]
+    looks = dict(zip(plain, _looks([seeds[n] for n in plain]), strict=True))
+    looks |= {n: dataclasses.replace(looks[other], marker="") for n, other in windows.items()}
     numbers = pd.Series({run: n for n, own in enumerate(seeds) for run in own.run}, dtype="int64")
     made = []
     for (train_len, protocol), members in rows.groupby(["train_len", "protocol"]):
@@ -120,8 +142,45 @@ def panels(table: pd.DataFrame, missing: Mapping[str, str] | None = None) -> lis
             there = sorted(set(chosen.run.map(numbers)))
             own = [seeds[n][seeds[n].run.isin(chosen.run)] for n in there]
             curves = _curves(own, [looks[n] for n in there], chosen)
+            names = dict(zip(there, (curve.label for curve in curves), strict=True))
+            whose = [names.get(windows[n], "") if n in windows else "" for n in there]
+            curves = tuple(
+                dataclasses.replace(curve, window_of=name) for curve, name in zip(curves, whose, strict=True)
+            )
             made.append(Panel(int(train_len), protocol, int(stride) or None, curves, left_out, gone))
-    return made
+    rules = group_by_rule(made)
+    return [
+        dataclasses.replace(one, longer=tuple(p for p in rules[one.rule] if p.train_len > one.train_len))
+        for one in made
+    ]
+
+
+def group_by_rule(panels: Iterable[Panel]) -> dict[tuple[str, int | None], list[Panel]]:
+    """Return the panels of each rule, from the shortest training length on."""
+    rules: dict[tuple[str, int | None], list[Panel]] = {}
+    for panel in sorted(panels, key=lambda panel: panel.train_len):
+        rules.setdefault(panel.rule, []).append(panel)
+    return rules
+
+
+def common_names(panels: Sequence[Panel]) -> dict[tuple[int, str], str]:
+    """Return {(training length, label of a curve): name}. A name is the same at all training lengths.
+
+    It leaves out the settings that follow from the training length. A curve under windows of L has the name of the
+    curve of the same weights.
+    """
+    runs = [curve.runs for panel in panels for curve in panel.curves]
+    of_runs = iter(labels(runs, ("train.length", *settings_by_length(firsts(runs)))))
+    names = {(panel.train_len, curve.label): next(of_runs) for panel in panels for curve in panel.curves}
+    whose = {(panel.train_len, one.label): one.window_of or one.label for panel in panels for one in panel.curves}
+    return {key: names[key[0], label] for key, label in whose.items()}
+
+
+def choose_places(places: Iterable[float], unit: int = 1) -> list[float]:
+    """Return the abscissas that have a column: all, or if these are more than MOST_FACTORS the doublings of `unit`."""
+    every = sorted(places)
+    doublings = [place for place in every if math.log2(place / unit) % 1 == 0]
+    return every if len(every) <= MOST_FACTORS else doublings or every
 
 
 def curves_of_runs(runs: pd.DataFrame) -> tuple[Curve, ...]:
@@ -137,6 +196,21 @@ def _curves(seeds: Sequence[pd.DataFrame], looks: Sequence[Look], rows: pd.DataF
         Curve(label, look, own, parts.get(n, rows[:0]))
         for n, (label, look, own) in enumerate(zip(labels(seeds), looks, seeds, strict=True))
     )
+
+
+def _find_windows(seeds: Sequence[pd.DataFrame]) -> dict[int, int]:
+    """Return {number of a curve: that of the curve of the same weights under causal masks} for all windows of L."""
+    plain: dict[str, list[int]] = {}
+    windows: dict[int, str] = {}
+    for n, (settings, length) in enumerate((own.settings.iloc[0], own.train_len.iloc[0]) for own in seeds):
+        masks = settings.get(_MASKS, ["causal"])
+        same = {name: value for name, value in settings.items() if not name.startswith((_MASKS, "parent.", *SEED))}
+        key = json.dumps(same, sort_keys=True)
+        if masks == ["causal"]:
+            plain.setdefault(key, []).append(n)
+        elif masks == [mask_text(window(int(length)))] and "parent.hash" in settings and "parent.step" not in settings:
+            windows[n] = key
+    return {n: plain[key][0] for n, key in windows.items() if len(plain.get(key, [])) == 1}
 
 
 def _looks(seeds: Sequence[pd.DataFrame], one_figure: bool = False) -> list[Look]:
@@ -248,6 +322,9 @@ def _differs(name: str, runs: pd.DataFrame, values: pd.DataFrame) -> bool:
     """Tell whether runs differ in a setting although they agree in all settings that it may be resolved from."""
     if name == "train.position_lr_multiplier":  # an encoding has one unless the user sets another
         alike = [runs.method]
+    elif name.startswith("parent."):  # it mostly follows from the run's own settings
+        own = [other for other in values if not other.startswith(("parent.", *SEED))]
+        alike = [runs.method, *(values[other] for other in own)]
     elif name.startswith(OF_ENCODINGS):
         alike = [runs.method, runs.around, runs.train_len]
     else:

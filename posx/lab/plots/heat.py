@@ -1,15 +1,24 @@
-"""Heat maps of right answers: evaluation length against the distance to the token that an answer is read from."""
+"""Heat maps against evaluation length: perplexity by training length, and right answers by distance to their source."""
 
+import itertools
 import math
+import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colorbar import Colorbar
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.patches import Rectangle
 
-from posx.lab.plots import captions, look
-from posx.lab.plots.groups import Curve, Panel
+from posx.lab.plots import baselines, captions, look, points
+from posx.lab.plots.groups import Curve, Panel, Point, choose_places, common_names
+from posx.lab.results.columns import FAILED
 
-_COLUMNS = 4  # of the figure across encodings
+_CELL = (0.47, 0.38)  # of the triangle, in inches
 
 
 def has_distances(panel: Panel) -> bool:
@@ -27,34 +36,96 @@ def distance_map(panel: Panel) -> Figure:
     maps = [bin_shares(curve, lengths) for curve in curves]
     known = [np.flatnonzero(np.isfinite(shares).any(axis=1)) for shares in maps]
     first, last = min(bins[0] for bins in known), max(bins[-1] for bins in known)
-    columns = min(_COLUMNS, len(curves))
-    down, titles = math.ceil(len(curves) / columns), [look.wrap(curve.label, 26) for curve in curves]
-    above = 0.2 * max(title.count("\n") for title in titles)  # of the titles, in inches, beyond one line
-    made = look.figure(2.4 + 2.4 * columns, 0.8 + (2.4 + above) * down)
-    width, height = made.get_size_inches()
-    grid = {"left": 1.0 / width, "right": 1 - 1.2 / width, "top": 1 - (0.3 + above) / height, "bottom": 0.6 / height}
-    spaces = {"hspace": (0.5 + above) / 1.9, "wspace": 0.1}
-    axes = made.subplots(down, columns, sharex=True, sharey=True, squeeze=False, gridspec_kw=grid | spaces).ravel()
-    for ax, shares, title in zip(axes, maps, titles, strict=False):
+    made, axes = look.small_multiples([curve.label for curve in curves])
+    for ax, shares in zip(axes, maps, strict=True):
         image = ax.imshow(
             shares, cmap="cividis", vmin=0, vmax=1, origin="lower", aspect="auto", interpolation="nearest"
         )
         ax.axhline(0.5 + math.log2(panel.train_len), color="#B00020", linewidth=1.0, dashes=(4, 3))
-        ax.set(title=title, xlim=(-0.5, len(lengths) - 0.5), ylim=(first - 0.5, last + 0.5))
+        ax.set(xlim=(-0.5, len(lengths) - 0.5), ylim=(first - 0.5, last + 0.5))
         ax.set_xticks(range(len(lengths)), [look.length_name(length) for length in lengths], rotation=45)
         ax.set_yticks(bins := range(first, last + 1), [_bin_name(n) for n in bins])
         ax.grid(False)
-    for number, spare in enumerate(axes[len(curves) :], len(curves)):
-        spare.set_visible(False)
-        axes[number - columns].tick_params(labelbottom=True)
-    bar = made.colorbar(image, cax=made.add_axes((1 - 1.0 / width, 0.6 / height, 0.15 / width, 1 - 1.0 / height)))
-    bar.outline.set_visible(False)
-    made.supxlabel("evaluation length (tokens)", size=10, y=0.05 / height, va="bottom")
-    made.supylabel("distance (tokens)", size=10, x=0.2 / width)
+    _name_axes(made, "distance (tokens)")
+    _bar(made, image)
     lines = [*captions.subtitle([panel]), f"Above the dashed line: distances of more than L = {panel.train_len} tokens"]
     look.headings(made, "Right tokens of answers by distance to their source", lines, captions.mixture(panel.rows))
     look.draw_notes(made, captions.notes([panel], []))
     return made
+
+
+def triangle(panels: Sequence[Panel]) -> Figure:
+    """Draw perplexity against training length and evaluation length, a map for each encoding.
+
+    Seeds are averaged. Colours end at the perplexity without context, if the rows have it.
+    """
+    names, drawn = common_names(panels), dict[str, dict[tuple[int, int], Point]]()
+    trained = [panel.train_len for panel in panels]
+    lengths = [round(n) for n in choose_places({*captions.panel_rows(panels).eval_len}, min(trained))]
+    for panel in panels:
+        for curve in baselines.split_windows(points.perplexity_curves(panel))[0]:
+            cells = drawn.setdefault(names[panel.train_len, curve.label], {})
+            cells |= {(panel.train_len, int(point.x)): point for point in curve.points if point.x in lengths}
+    known = [point.mean for cells in drawn.values() for point in cells.values() if point.values]
+    low, high = min(known, default=1.0), max(known, default=1.0)
+    level = baselines.no_context(panels)
+    top = max(1.01 * low, min(high, level or 10 * low))
+    made, axes = look.small_multiples(sorted(drawn), _CELL[0] * len(lengths), _CELL[1] * len(trained))
+    for ax, name in zip(axes, sorted(drawn), strict=True):
+        means = [[_mean(drawn[name].get((row, column))) for column in lengths] for row in trained]
+        image = ax.imshow(means, cmap="cividis_r", norm=LogNorm(low, top), aspect="auto", interpolation="nearest")
+        for at in itertools.product(range(len(trained)), range(len(lengths))):
+            _write_cell(ax, at, drawn[name].get((trained[at[0]], lengths[at[1]])), image)
+            if trained[at[0]] == lengths[at[1]]:
+                ax.add_patch(Rectangle((at[1] - 0.46, at[0] - 0.44), 0.92, 0.88, fill=False, color="#111111"))
+        ax.set_xticks(range(len(lengths)), [look.length_name(length) for length in lengths])
+        ax.set_yticks(range(len(trained)), [look.length_name(length) for length in trained])
+        ax.grid(False)
+    _name_axes(made, "training length (tokens)")
+    ticks = look.log_ticks(low, top)
+    _bar(made, image).set_ticks(ticks, labels=[f"{tick:,.10g}" for tick in ticks], minor=False)
+    quantity = captions.perplexity_name(panels[0].protocol)
+    lines = [
+        *captions.subtitle(panels),
+        "Boxed: windows of the training length. A column compares models on windows of one length",
+    ]
+    title = f"{quantity.capitalize()} by training length and evaluation length"
+    look.headings(made, title, lines, captions.mixture(captions.panel_rows(panels)))
+    look.draw_notes(made, [*captions.notes(panels, []), *baselines.no_context_note(panels)])
+    return made
+
+
+def _mean(point: Point | None) -> float:
+    return point.mean if point else math.nan
+
+
+def _write_cell(ax: Axes, at: tuple[int, int], point: Point | None, image: AxesImage) -> None:
+    """Write the value into the cell of a row and a column, or why it has none."""
+    row, column = at
+    style: dict[str, Any] = {"ha": "center", "va": "center"}
+    if point and point.values:
+        ((red, green, blue, _),) = image.to_rgba(np.array([point.mean]))
+        is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
+        text = f"{point.mean:.2f}" if point.mean < 10 else f"{point.mean:.1f}" if point.mean < 100 else ""
+        ax.text(column, row, text or f"{point.mean:.3g}", size=8, color="white" if is_dark else "#111111", **style)
+    else:
+        why = " and ".join(sorted({FAILED[kind] for kind in point.failures})) if point else "not measured"
+        ax.text(column, row, textwrap.fill(why, 9), size=6, color="#777777", linespacing=1.0, **style)
+
+
+def _name_axes(made: Figure, left: str) -> None:
+    width, height = made.get_size_inches()
+    made.supxlabel("evaluation length (tokens)", size=10, y=0.05 / height, va="bottom")
+    made.supylabel(left, size=10, x=0.2 / width)
+
+
+def _bar(made: Figure, image: AxesImage) -> Colorbar:
+    """Draw the colour bar of a figure of small maps."""
+    width, height = made.get_size_inches()
+    bar = made.colorbar(image, cax=made.add_axes((1 - 1.0 / width, 0.6 / height, 0.15 / width, 1 - 1.0 / height)))
+    bar.outline.set_visible(False)
+    bar.minorticks_off()
+    return bar
 
 
 def bin_shares(curve: Curve, lengths: Sequence[int]) -> np.ndarray:

@@ -47,6 +47,7 @@ _LADDERS: tuple[tuple[float, ...], ...] = (  # the ticks of a decade
     (1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8),
 )  # fmt: skip
 _BARE = 0.2  # of an axis, the most before its first tick or after its last
+_COLUMNS = 4  # of small axes in a figure
 MARGIN = 0.07  # of the figure's width, left of the axes
 
 
@@ -89,6 +90,29 @@ def figure(width: float, height: float) -> Figure:
     made = Figure(figsize=(width, height))
     FigureCanvasAgg(made)
     return made
+
+
+def small_multiples(titles: Sequence[str], width: float = 2.4, height: float = 1.9) -> tuple[Figure, list[Axes]]:
+    """Return a figure with axes of `width` x `height` inches under each title. All share both scales.
+
+    There is room for names at the left and below, and for a legend or a colour bar of 1.2 inches at the right.
+    """
+    titles = [wrap(title, 26) for title in titles]
+    columns = min(_COLUMNS, len(titles))
+    down = math.ceil(len(titles) / columns)
+    gap = 0.5 + 0.2 * max(title.count("\n") for title in titles)  # over axes, for the lines of a title
+    across = (1 + 0.1 * (columns - 1) / columns) * width * columns
+    made = figure(2.2 + across, 0.4 + (height + gap) * down)
+    whole_width, whole_height = made.get_size_inches()
+    grid = {"left": 1.0 / whole_width, "right": 1 - 1.2 / whole_width, "bottom": 0.6 / whole_height}
+    grid |= {"top": 1 - (gap - 0.2) / whole_height, "hspace": gap / height, "wspace": 0.1}
+    axes = list(made.subplots(down, columns, sharex=True, sharey=True, squeeze=False, gridspec_kw=grid).ravel())
+    for ax, title in zip(axes, titles, strict=False):
+        ax.set_title(title)
+    for number, spare in enumerate(axes[len(titles) :], len(titles)):
+        spare.set_visible(False)
+        axes[number - columns].tick_params(labelbottom=True)
+    return made, axes[: len(titles)]
 
 
 def save_figure(made: Figure, folder: pathlib.Path, name: str) -> list[pathlib.Path]:
@@ -173,12 +197,12 @@ def log_axis(ax: Axes, values: Sequence[float]) -> float:
     low, high = low / pad, high * pad
     ax.set_yscale("log")
     ax.set_ylim(low, high)
-    ticks = _log_ticks(low, high)
+    ticks = log_ticks(low, high)
     _ticks(ax.yaxis, {tick: f"{tick:,.10g}" for tick in ticks})
     return high
 
 
-def _log_ticks(low: float, high: float) -> list[float]:
+def log_ticks(low: float, high: float) -> list[float]:
     """Return 4 to 9 ticks that reach both ends of a log axis, evenly spaced on less than half a decade."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     every = [[step * 10.0**power for power in powers for step in ladder] for ladder in _LADDERS]

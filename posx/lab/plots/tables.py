@@ -1,7 +1,7 @@
 """Stored rows as Markdown tables: perplexity and bits per byte at L, and R_k, a row for each curve of the figures."""
 
 import contextlib
-import math
+import dataclasses
 import pathlib
 import re
 import statistics
@@ -11,13 +11,12 @@ from typing import NamedTuple
 import pandas as pd
 
 from posx.evaluation.answers import Answers
-from posx.lab.plots import captions, look
-from posx.lab.plots.groups import Curve, Panel, Point, panels
+from posx.lab.plots import baselines, captions, look
+from posx.lab.plots.groups import Curve, Panel, Point, choose_places, common_names, group_by_rule, panels
 from posx.lab.plots.points import answer_curves, bits_curves, perplexity_curves, ratio_curves, weight_curves
 from posx.lab.results.columns import FAILED
 from posx.lab.results.table import PER_POSITION
 
-MOST_FACTORS = 8
 _EMPTY, _HEAD = "-", "encoding | seeds"
 #: The numbers of attention weights by the titles of their columns.
 WEIGHTS = {
@@ -42,10 +41,10 @@ def _number(value: float) -> str:
 
 
 class RowTable(NamedTuple):
-    """The table of one training length and protocol, or of one training length in training.
+    """The table of one training length and protocol, of all training lengths of a protocol, or of a training.
 
     Attributes:
-      panel: its rows. That of training has no protocol and no rows.
+      panel: its rows, those of the shortest training length. That of training has no protocol and no rows.
       facts: what was scored, and the meaning of the spreads.
       warnings: why its numbers do not compare.
       columns: the title of each column of numbers.
@@ -72,8 +71,14 @@ def tables(stored: pd.DataFrame, missing: Mapping[str, str] | None = None) -> li
 
 
 def panel_tables(windows: Iterable[Panel]) -> list[RowTable]:
-    """Return a table for each training length and protocol, and one of its attention weights if they were read."""
-    return [made for panel in windows for made in (_table(panel), *_weight_tables(panel))]
+    """Return a table for each training length and protocol, and one of its attention weights if they were read.
+
+    If encodings were trained at several lengths, a table of all training lengths follows for each protocol of text.
+    """
+    windows = list(windows)
+    made = [one for panel in windows for one in (_table(panel), *_weight_tables(panel))]
+    several = [own for own in group_by_rule(windows).values() if len(own) > 1 and own[0].protocol != Answers.name]
+    return made + [_triangle_table(own) for own in several]
 
 
 def table(stored: pd.DataFrame, missing: Mapping[str, str] | None = None) -> str:
@@ -100,14 +105,13 @@ def is_table(path: pathlib.Path) -> bool:
 def _table(panel: Panel) -> RowTable:
     curves, columns = (answer_curves if panel.protocol == Answers.name else perplexity_curves)(panel), _columns(panel)
     named = [(f"{one.label} ({title})", points[one.label]) for one in curves for title, points in columns.items()]
-    spreads = ["± standard deviation over seeds"] if any(len(point.values) > 1 for _, point in named) else []
-    scored = "items" if panel.protocol == Answers.name else "text"
-    spreads += [f"(95 % interval over {scored})"] if any(point.interval for _, point in named) else []
+    spreads = _spreads(named, "items" if panel.protocol == Answers.name else "text")
     warnings = [] if _has_train_len(panel) else [f"not measured at L = {panel.train_len}, so there are no ratios"]
     if warning := captions.mixture(panel.rows):
         warnings.append(warning)
     kept = [title for title, points in columns.items() if any(cell(point) != _EMPTY for point in points.values())]
     notes = [*captions.no_intervals(named), *captions.fewer_runs(curves, ""), *captions.notes([panel], [])]
+    notes += baselines.no_context_note([panel])
     # The lengths from L on that have no column.
     least = panel.train_len if _has_train_len(panel) else 0
     units = {title: panel.train_len if title.startswith("R_") else 1 for title in columns}
@@ -118,10 +122,37 @@ def _table(panel: Panel) -> RowTable:
     return RowTable(panel, [*captions.subtitle([panel]), *spreads], warnings, kept, lines, notes)
 
 
+def _triangle_table(panels: Sequence[Panel]) -> RowTable:
+    """Return perplexity by training length, a row for each encoding and length, and by evaluation length."""
+    names, rows = common_names(panels), captions.panel_rows(panels)
+    kept, quantity = choose_places({*rows.eval_len}, panels[0].train_len), captions.perplexity_name(panels[0].protocol)
+    placed = [
+        ((names[panel.train_len, curve.label], curve.window_of != "", panel.train_len), curve)
+        for panel in panels
+        for curve in perplexity_curves(panel)
+    ]
+    lines = []
+    for (name, is_window, train_len), curve in sorted(placed, key=lambda pair: pair[0]):
+        label = f"{curve.label if is_window else name}, L = {train_len}"
+        points = {f"{quantity} at {n:.6g}": _find_point([curve], n)[curve.label] for n in kept}
+        lines.append((dataclasses.replace(curve, label=label), points))
+    named = [(f"{one.label} ({title})", point) for one, points in lines for title, point in points.items()]
+    facts = ["Training length against evaluation length", *captions.subtitle(panels), *_spreads(named, "text")]
+    warnings = [warning] if (warning := captions.mixture(rows)) else []
+    notes = [*captions.no_intervals(named), *baselines.no_context_note(panels)]
+    return RowTable(panels[0], facts, warnings, [*lines[0][1]], lines, notes)
+
+
+def _spreads(named: Sequence[tuple[str, Point]], scored: str) -> list[str]:
+    """Return the meaning of the spreads of points. scored: what the intervals are over."""
+    spreads = ["± standard deviation over seeds"] if any(len(point.values) > 1 for _, point in named) else []
+    return spreads + ([f"(95 % interval over {scored})"] if any(point.interval for _, point in named) else [])
+
+
 def _weight_tables(panel: Panel) -> Iterator[RowTable]:
     """Yield the table of the attention weights of a panel, if some were read."""
     rows = panel.rows[panel.rows.attention_items.notna()]
-    kept = _choose_places(set(rows.eval_len), panel.train_len)
+    kept = choose_places(set(rows.eval_len), panel.train_len)
     curves = {title: weight_curves(panel, name) for title, name in WEIGHTS.items()}
     columns = {f"{title} at {n:.6g}": _find_point(own, n) for title, own in curves.items() for n in kept}
     columns = {title: points for title, points in columns.items() if any(point.values for point in points.values())}
@@ -156,26 +187,19 @@ def _columns(panel: Panel) -> dict[str, dict[str, Point]]:
     """
     if panel.protocol == Answers.name:
         shares = answer_curves(panel)
-        kept = _choose_places(set(panel.rows.eval_len), panel.train_len)
+        kept = choose_places(set(panel.rows.eval_len), panel.train_len)
         return {f"right at {length:.6g}": _find_point(shares, length) for length in kept}
     absolute, train_len, quantity = perplexity_curves(panel), panel.train_len, captions.perplexity_name(panel.protocol)
     if not _has_train_len(panel):
-        kept = _choose_places(set(panel.rows.eval_len), train_len)
+        kept = choose_places(set(panel.rows.eval_len), train_len)
         return {f"{quantity} at {length:.6g}": _find_point(absolute, length) for length in kept}
     ratios = ratio_curves(panel)
-    factors = _choose_places({point.x for curve in ratios for point in curve.points if point.x != 1})
+    factors = choose_places({point.x for curve in ratios for point in curve.points if point.x != 1})
     return {
         f"{quantity} at L = {train_len}": _find_point(absolute, train_len),
         f"bits per byte at {train_len}": _find_point(bits_curves(panel), train_len),
         **{f"R_{factor:.6g}": _find_point(ratios, factor) for factor in factors},
     }
-
-
-def _choose_places(places: Iterable[float], unit: int = 1) -> list[float]:
-    """Return the abscissas that have a column: all, or if these are more than MOST_FACTORS the doublings of `unit`."""
-    every = sorted(places)
-    doublings = [place for place in every if math.log2(place / unit) % 1 == 0]
-    return every if len(every) <= MOST_FACTORS else doublings or every
 
 
 def _find_point(curves: Sequence[Curve], x: float) -> dict[str, Point]:

@@ -23,7 +23,7 @@ from posx.errors import PosxError
 from posx.evaluation.differences import Verdict
 from posx.evaluation.statistics import horizon
 from posx.lab.config import TrainConfig, base_config, run_config
-from posx.lab.plots import captions, effects, look, pictures
+from posx.lab.plots import baselines, captions, effects, look, pictures
 from posx.lab.plots.convergence import convergence_tables
 from posx.lab.plots.formats import FORMATS
 from posx.lab.plots.groups import Curve, Panel, Point, curves_of_runs, panels
@@ -127,6 +127,7 @@ def _panel(panel: Panel, places: Mapping[str, int], drawn: Sequence[Curve]) -> d
     """Return the words of a panel. drawn: its curves of perplexity, () for losses by position."""
     rule = captions.TITLES.get(panel.protocol, panel.protocol) + (f", stride {panel.stride}" if panel.stride else "")
     notes = captions.notes([panel], drawn) if panel.protocol != PER_POSITION else []
+    notes += baselines.no_context_note([panel])
     warning = captions.mixture(panel.rows)
     return {
         "title": f"L = {panel.train_len:,}, {rule}", "train_len": panel.train_len,

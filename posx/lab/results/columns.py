@@ -71,6 +71,7 @@ COLUMNS = RUN_COLUMNS | {
     "nll": Column("float64", "nats per token", "the mean loss"),
     "ppl": Column("float64", "per token", "the perplexity, exp(nll); infinite from e^700 on"),
     "bpb": Column("float64", "bits per byte", "the loss of the text without separators"),
+    "unigram_ppl": Column("float64", "per token", "the perplexity by token frequencies of the training text alone"),
     "num_items": Column("Int64", "", "the items of a task that were answered"),
     "exact_match": Column("float64", "", "the share of items whose whole answer is right"),
     "exact_match_interval": Column("object", "", "the ends of its 95 % interval over items"),

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from posx.attention import Slots, attend
-from posx.attention.masks import Mask
+from posx.attention.masks import Mask, window
 from posx.contract import Chain, Dims, Params, Value, abstract_params, walk_values
 from posx.contract.composite import select_part
 from posx.encodings import Encoding, build, changed, code_of, from_spec, spec_text
@@ -36,7 +36,7 @@ def change_run(run: RunConfig, encoding: str = "", masks: Sequence[str] = (), la
       run: a trained run.
       encoding: a spec or a field, see `posx.encodings.changed`; "" for the trained one.
       masks: texts as in `model.mask_policy`, cycled over the changed layers; () for the trained ones. Fields that they
-        do not name are kept.
+        do not name are kept. A window without a size has the training length if the layer has no window yet.
       layers: the layers that change: "full" for those without a window, "window" for those with one, "all". "" stands
         for the layers that have the run's own `encoding`, and for all if only masks are given.
 
@@ -56,7 +56,9 @@ def change_run(run: RunConfig, encoding: str = "", masks: Sequence[str] = (), la
     if masks[len(chosen) :]:
         raise ConfigError(f"--masks: {masks[len(chosen)]} would be in none of the {len(chosen)} layers. Give fewer.")
     for place, n in enumerate(chosen if masks else ()):
-        new_masks[n] = parse_mask(masks[place % len(masks)], new_masks[n])
+        trained = new_masks[n]
+        over = trained if trained.window else window(run.train.length, trained.sinks)
+        new_masks[n] = parse_mask(masks[place % len(masks)], over)
     pairs = dict.fromkeys(zip(encodings, run.layers, strict=True))  # layers mostly have one encoding
     if new_masks == list(run.model.masks) and all(_act_alike(new, old, run.dims) for new, old in pairs):
         return run

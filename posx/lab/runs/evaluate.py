@@ -11,7 +11,7 @@ import numpy as np
 
 from posx.encodings import code_of
 from posx.evaluation.protocols import BeginEveryWindow
-from posx.evaluation.scoring import Measured
+from posx.evaluation.scoring import Measured, Scored
 from posx.lab import interrupts
 from posx.lab.config import EvalConfig, RunConfig
 from posx.lab.config.data import PLACES
@@ -33,6 +33,9 @@ from posx.lab.runs.scores import Way, hidden_scores, model_scores
 from posx.lab.runs.targets import Asked, EvaluationPlan, asked_rows, few_documents, run_stream
 from posx.lab.training.layout import Layout
 from posx.notices import say
+
+#: Tokens of training text that are counted at a time.
+_COUNTED = 1 << 24
 
 
 def evaluate_run(
@@ -91,16 +94,39 @@ def text_rows(
         _say_why(one.plan, facts["run_id"])
     _say_without_begin(missing, stream, dataset.tokenizer, facts["run_id"])
     work.add(missing)
+    losses = frequency_losses(dataset) if missing else None
     with work.show(f"{facts['run_id']} evaluating") if missing else contextlib.nullcontext():
         for one in missing:
             for row in one.plan.protocol.measure(measured, [one.length]):
                 interrupts.raise_pending()
                 how = {"executor": config.executor, "precision": config.precision}
-                more = {"anchor": one.plan.anchor, **how, "env": measuring_facts()}
+                floor = {"unigram_ppl": _unigram_perplexity(one, measured, losses)}
+                more = {"anchor": one.plan.anchor, **floor, **how, "env": measuring_facts()}
                 rows.append(with_checksum(facts | row | more))
                 folder.append(folder.eval_file, rows[-1])
                 work.finish(_line(rows[-1]))
     return rows
+
+
+def frequency_losses(dataset: TextDataset) -> np.ndarray | None:
+    """Return the loss of each token id [v] in nats if it is predicted by its frequency in the training text alone.
+
+    Each count is one more than the text has, so that no loss is infinite. None without training text.
+    """
+    tokens, size = dataset.train.tokens, dataset.tokenizer.vocab_size
+    counts = np.ones(size)
+    for start in range(0, len(tokens), _COUNTED):
+        counts += np.bincount(tokens[start : start + _COUNTED], minlength=size)
+    return np.log(counts.sum() / counts) if len(tokens) else None
+
+
+def _unigram_perplexity(one: Asked, measured: Measured, losses: np.ndarray | None) -> float | None:
+    """Return the perplexity of the targets of a row if each has its loss by token id; None if that is not known."""
+    if losses is None or one.windows is None:
+        return None
+    protocol, stride = one.plan.protocol, one.plan.protocol.window_stride(one.length, [one.length])
+    scored = Scored("ok", one.windows, losses[one.targets.tokens])  # a protocol may weigh targets
+    return protocol.row(measured, one.length, stride, one.targets, scored)["ppl"]
 
 
 def _say_why(one: EvaluationPlan, name: str) -> None:

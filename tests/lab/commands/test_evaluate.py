@@ -12,6 +12,7 @@ import tokenizers as hf
 
 import posx
 import posx.lab.runs.evaluate
+from posx.evaluation.protocols import Nonoverlapping
 from posx.lab.config import base_config, run_config
 from posx.lab.data import ByteTokenizer, DataConfig, prepare
 from posx.lab.files.rows import ROW_VERSION
@@ -100,6 +101,24 @@ def test_bits_per_byte_of_a_stored_tokenizer_are_of_the_text(capsys, site, tmp_p
     (same,) = posx.evaluate(log_probs, stream, "P1", [32], token_bytes=sizes, separators=[eos])
     assert rows[1]["bpb"] == pytest.approx(same["bpb"], rel=1e-5)
     assert same["bpb"] < same["nll"] * same["num_targets"] / size / math.log(2), "separators cost something"
+
+
+def test_rows_have_the_perplexity_of_token_frequencies(whole):
+    """It is that of a model of counts in the training text plus one, on the targets of the row."""
+    run = RunFolder(whole).read_config()
+    text = prepare(run.data)
+    counts = 1 + np.bincount(text.train.tokens, minlength=text.tokenizer.vocab_size)
+    log_probs = np.log(counts / counts.sum())
+    stream, protocol = (
+        np.insert(text.validation.tokens, 0, text.tokenizer.eos),
+        Nonoverlapping.from_run(run.eval, 16, 32),
+    )
+    documents = 1 + text.validation.offsets[:-1]
+    same = posx.evaluate(lambda tokens: log_probs[tokens[:, 1:]], stream, protocol, [16, 32], documents=documents)
+    rows = [row for row in tiny.rows(whole / "eval.jsonl") if row["protocol"] == "nonoverlapping"]
+    assert [row["targets"] for row in rows] == [row["targets"] for row in same]
+    assert [row["unigram_ppl"] for row in rows] == pytest.approx([row["ppl"] for row in same])
+    assert set(read_results(whole).unigram_ppl) == {rows[0]["unigram_ppl"]}
 
 
 def test_evaluate_computes_only_what_is_missing(capsys, workdir):

@@ -73,6 +73,10 @@ def test_masks_keep_the_fields_that_are_not_named():
         "causal",
     )
     assert change_run(run, masks=["window(size=8)", "causal"]) is run
+    assert change_run(run, masks=["window"]).model.mask_policy == (
+        "window(size=8, sinks=4)",
+        "window(size=64)",
+    ), "a layer without a window gets one of the training length"
     for masks, layers, problem in (
         (["causal"], "some", "Give all, full or window"),
         (["causal"] * 5, "", "none of the 4 layers"),
