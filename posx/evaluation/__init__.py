@@ -29,8 +29,9 @@ from posx.evaluation.ids import host, token_ids
 from posx.evaluation.probe import check_first_windows
 from posx.evaluation.protocols import BeginEveryWindow, Nonoverlapping, PerPosition, Sliding, protocol_class
 from posx.evaluation.published import HfStrided, LmEvalRolling
-from posx.evaluation.scoring import LogProbs, Measured, with_ends
+from posx.evaluation.scoring import LogProbs, Measured
 from posx.evaluation.statistics import Ratio, interval, paired_extrapolation, paired_ratio
+from posx.evaluation.targets import with_ends
 from posx.lazy import module_getter
 from posx.notices import say
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from posx.errors import ConfigError
 from posx.evaluation.base import Protocol, Row
-from posx.evaluation.scoring import Targets
 from posx.evaluation.settings import EvalConfig
 from posx.evaluation.statistics import stored_perplexity
+from posx.evaluation.targets import Targets
 
 #: The 97.5 % point of the normal distribution.
 NORMAL_QUANTILE = 1.959964

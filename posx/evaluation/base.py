@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from posx.errors import DataError
-from posx.evaluation.scoring import Measured, Scored, Targets
+from posx.evaluation.scoring import Measured, Scored
 from posx.evaluation.settings import EvalConfig
 from posx.evaluation.statistics import BLOCK_LEN, block_sums, few_places, interval, stored_perplexity
+from posx.evaluation.targets import Targets
 
 Row = dict[str, Any]
 

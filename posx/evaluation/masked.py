@@ -11,8 +11,9 @@ import numpy as np
 
 from posx.errors import ConfigError
 from posx.evaluation.base import Protocol, Row
-from posx.evaluation.scoring import Measured, Scored, Targets, place
+from posx.evaluation.scoring import Measured, Scored
 from posx.evaluation.settings import EvalConfig
+from posx.evaluation.targets import Targets, place
 
 
 @dataclasses.dataclass(frozen=True)

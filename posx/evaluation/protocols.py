@@ -17,8 +17,9 @@ from posx.evaluation.answers import Answers
 from posx.evaluation.base import Protocol, Row
 from posx.evaluation.masked import PseudoPerplexity
 from posx.evaluation.published import HfStrided, LmEvalRolling
-from posx.evaluation.scoring import Measured, Scored, Targets, place
+from posx.evaluation.scoring import Measured, Scored
 from posx.evaluation.settings import EvalConfig
+from posx.evaluation.targets import Targets, place
 
 #: The largest number of bins of a loss by position.
 POSITION_BINS = 1024

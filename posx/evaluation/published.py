@@ -14,8 +14,9 @@ import numpy as np
 
 from posx.errors import ConfigError
 from posx.evaluation.base import Protocol, Row
-from posx.evaluation.scoring import Documents, Measured, Scored, Targets, document_starts, stretch_targets
+from posx.evaluation.scoring import Measured, Scored
 from posx.evaluation.settings import EvalConfig
+from posx.evaluation.targets import Documents, Targets, document_starts, stretch_targets
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 from posx.errors import ConfigError
 from posx.evaluation import evaluate, protocols
 from posx.evaluation.base import Protocol
-from posx.evaluation.scoring import place
+from posx.evaluation.targets import place
 from posx.lab.config import EvalConfig, base_config, run_config
 from posx.lab.runs.checks import unused_settings
 

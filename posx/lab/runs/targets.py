@@ -15,8 +15,8 @@ import numpy as np
 
 from posx.evaluation.base import Protocol, Row
 from posx.evaluation.protocols import longest_window, run_protocols
-from posx.evaluation.scoring import Documents, Targets, digest_arrays
 from posx.evaluation.statistics import BLOCK_LEN, LEAST_PLACES
+from posx.evaluation.targets import Documents, Targets, digest_arrays
 from posx.lab.config import EvalConfig, RunConfig
 from posx.lab.data import TextDataset
 from posx.lab.runs.describe import is_defined
