@@ -34,7 +34,7 @@ KINDS = {
     "padded_step": "the slot's number taken for the position of a query behind padding",
     "packed": "documents that leak into each other, or positions that do not start again",
     "window": "a window off by one: 4 keys with the query's own",
-    "window_sinks": "first tokens forgotten behind the window; positions counted in the cache in place of the text",
+    "window_sinks": "first tokens forgotten behind the window; positions that count the cache, as StreamingLLM's do",
     "offset_4096": "positions or phases in bfloat16",
     "offset_2_24": "positions or phases in float32, which skips odd numbers beyond 2^24",
     "far": "distances that are clipped, or that share a bucket wrongly",
@@ -132,20 +132,20 @@ def gradients(family, arrays, case):
 
     A row of outputs depends on its own query and head alone, so all queries are moved at once.
     """
-    found = {part: np.zeros_like(case[part]) for part in "qk"}
+    by = {part: np.zeros_like(case[part]) for part in "qk"}
 
     def slope(part, place, axes):
         moved = [dict(case, **{part: case[part].copy()}) for _ in range(2)]
         for one, step in zip(moved, (STEP, -STEP), strict=True):
             one[part][place] += step
         high, low = (outputs(family, arrays, one) for one in moved)
-        found[part][place] = ((high - low) * case["g"]).sum(axes) / (2 * STEP)
+        by[part][place] = ((high - low) * case["g"]).sum(axes) / (2 * STEP)
 
     for c in range(family.head_dim):
         slope("q", np.s_[:, :, c], -1)
         for j in range(len(case["k"])):
             slope("k", np.s_[j, :, c], (0, 2))
-    return {"grad_q": found["q"], "grad_k": found["k"]}
+    return {"grad_q": by["q"], "grad_k": by["k"]}
 
 
 def constants(family):

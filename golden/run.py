@@ -37,10 +37,10 @@ def as_array(key, given):
     return given if key in WORDS else np.array(given, kind)
 
 
-def error(case, found):
-    """Return the largest difference from a case, over all arrays of `found`; infinity for NaN and for other shapes."""
+def error(case, computed):
+    """Return the largest difference from a case, over all arrays; infinity for NaN and for other shapes."""
     worst = 0.0
-    for key, array in (found if isinstance(found, dict) else {"outputs": found}).items():
+    for key, array in (computed if isinstance(computed, dict) else {"outputs": computed}).items():
         wanted, array = case[key], np.asarray(array, np.float64)
         if array.shape != wanted.shape:
             return float("inf")
@@ -57,9 +57,9 @@ def check(families, attention, dtype="float32"):
     for family, of_family in families.items():
         function = attention.get(family) if isinstance(attention, dict) else attention
         for case in of_family if function else ():
-            found = function(case)
-            if found is not None:
-                worst = error(case, found)
+            computed = function(case)
+            if computed is not None:
+                worst = error(case, computed)
                 rows.append((family, case["name"], worst, worst <= case["tolerance"][dtype], case["catches"]))
     return rows
 

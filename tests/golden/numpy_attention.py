@@ -100,7 +100,7 @@ def rotary(case, settings, fault):
         width = case["q"].shape[-1]
     base = 10000.0 if fault == "the base is reset to 10,000" else settings["base"]
     theta = base ** (-np.arange(0, width, 2) / width)
-    if settings["name"] == "rope" and fault not in ("all channels are rotated", "the base is reset to 10,000"):
+    if settings.get("frequencies", {"name": "geometric"})["name"] != "geometric":
         theta = np.array(case["constants"]["theta"])
     factor = case["constants"].get("attention_factor", 1.0)
     factor = 1.0 if fault == "YaRN's attention factor is lost" else factor
@@ -124,10 +124,10 @@ def rotary(case, settings, fault):
 
 
 def alibi_bias(case, settings, r, fault):
-    slopes = np.array(case["constants"]["slopes"])
-    if fault == "slopes are those of a power of two":
-        slopes = 2.0 ** (-8 * np.arange(1, len(slopes) + 1) / len(slopes))
-    return -slopes[:, None, None] * np.abs(r)
+    heads = settings["num_heads"]
+    power = heads if fault == "slopes are those of a power of two" else 2 ** (heads.bit_length() - 1)
+    exponents = np.arange(1, power + 1) / power, (2 * np.arange(heads - power) + 1) / (2 * power)
+    return -(2.0 ** (-8 * np.concatenate(exponents)))[:, None, None] * np.abs(r)
 
 
 def t5_bias(case, settings, r, fault):
