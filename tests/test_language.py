@@ -34,7 +34,8 @@ def files_of(folder):
     return {path.relative_to(ROOT.parent).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.py"))}
 
 
-FILES = files_of(ROOT) | files_of(ROOT.parent / "benchmarks") | files_of(ROOT.parent / "tests/faults")
+FOLDERS = [ROOT.parent / name for name in ("posx", "benchmarks", "golden", "tests/faults")]
+FILES = {name: path for folder in FOLDERS for name, path in files_of(folder).items()}
 TEST_FILES = files_of(ROOT.parent / "tests")
 REPOSITORY = ROOT.parent
 #: Pages that are written by hand: git does not track those that `docs/book.py` makes.

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import posx
+from golden import reference, reference_content
 from posx.conformance import DIMS
 from posx.conformance.subject import LENGTH
 from posx.encodings import Encoding, encoding_name
-from tests.encodings import reference, reference_content, reference_logit_scales, reference_rotary
+from tests.encodings import reference_logit_scales, reference_rotary
 
 #: References of whole sequences, (encoding, params, x, project, pos, visible), where a pair does not say its own logit.
 WHOLE = {**reference_content.WHOLE, **reference_rotary.OUTPUTS, **reference_logit_scales.WHOLE}

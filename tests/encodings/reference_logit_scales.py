@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from tests.encodings import reference
+from golden import reference
 
 
 def adaptive_temperature(encoding, params, x, project, pos, visible):

@@ -7,7 +7,8 @@ import math
 
 import numpy as np
 
-from tests.encodings import reference, reference_content, reference_rotary
+from golden import reference, reference_content
+from tests.encodings import reference_rotary
 
 
 def outputs(parts, x, project, pos):

@@ -6,7 +6,7 @@ import math
 import jax
 import numpy as np
 
-from tests.encodings import reference
+from golden import reference
 
 
 def key_offset(encoding, params, x, project, pos, visible):

@@ -5,9 +5,9 @@ import pytest
 from numpy.testing import assert_allclose
 
 import posx
+from golden import reference
 from posx.encodings import Alibi, Nope
 from posx.encodings.alibi import alibi_slopes
-from tests.encodings import reference
 from tests.encodings.probes import attention_weights, distance_bias, plain_logits, softmax, vectors
 
 POS = np.arange(30, dtype=np.int32)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+from golden import reference
 from posx.encodings import Deberta, Nope, Shaw
-from tests.encodings import reference
 from tests.encodings.probes import attention_weights, vectors
 
 M, H, D, T, HALF = 10, 2, 4, 12, 5

@@ -7,9 +7,9 @@ import pytest
 from numpy.testing import assert_allclose
 
 import posx
+from golden import reference
 from posx.encodings import encoding_name
 from posx.machine.platforms import is_on_cpu
-from tests.encodings import reference
 from tests.encodings.cases import CASES, DIMS, layer, params_of, projections, reference_layer, reference_of, tokens
 from tests.encodings.probes import attention_weights
 

@@ -8,9 +8,10 @@ import pytest
 from numpy.testing import assert_allclose
 
 import posx
+from golden import reference
 from posx.encodings import Chain
 from posx.errors import ConfigError
-from tests.encodings import reference, reference_pairs
+from tests.encodings import reference_pairs
 from tests.encodings.cases import CASES, DIMS, WAYS, first, layer, layer_outputs, params_of, projections, tokens
 
 #: Beyond the reach of some encodings, and of the lengths that logit scales start from.

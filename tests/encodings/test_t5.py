@@ -6,10 +6,10 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
+from golden import reference
 from posx.encodings import T5, Alibi, Chain, Nope
 from posx.encodings.alibi import alibi_slopes
 from posx.errors import ConfigError
-from tests.encodings import reference
 from tests.encodings.probes import attention_weights, distance_bias, vectors
 
 SIZES = [(32, 128), (32, 64), (32, 32), (16, 64), (16, 1000), (8, 20), (64, 512), (2, 9), (4, 3), (6, 11)]

@@ -10,12 +10,12 @@ import pytest
 from numpy.testing import assert_allclose
 
 import posx
+from golden import reference
 from posx.attention.blockwise import Tiling, blockwise
 from posx.attention.decay import mapped_products
 from posx.attention.tiles import Block, SharedArrays, TileInputs, Tokens
 from posx.encodings import Nope, Rope, Xpos
 from posx.errors import ConfigError
-from tests.encodings import reference
 from tests.encodings.cases import DIMS
 from tests.encodings.probes import attention_weights, vectors
 

@@ -4,12 +4,15 @@ import math
 
 import numpy as np
 
-from tests.encodings import reference
+from golden import reference
 
 
 def outputs(logits_of_row):
-    """(encoding, params, x, project, pos, visible) -> [t, h, d], from what gives the logits of the i-th query, {j: [h]}
-    for the keys j in `seen`: (encoding, params, x [t, m], q_i [h, d], k [t, h, d], pos [t], i, seen)."""
+    """Return a function (encoding, params, x, project, pos, visible) -> [t, h, d] from one for the logits of a query.
+
+    The given function returns {j: [h]} for the keys j in `seen` of the i-th query. Its arguments are encoding, params,
+    x [t, m], q_i [h, d], k [t, h, d], pos [t], i and seen.
+    """
 
     def attention(encoding, params, x, project, pos, visible):
         q, k, v = project(x)
@@ -32,7 +35,7 @@ def outputs(logits_of_row):
 
 @outputs
 def cope(encoding, params, x, q, k, pos, i, seen):
-    """From the last key that is seen back to the first, the gates met so far are its position."""
+    """Sum gates from the last visible key back to the first. A key's position is the sum so far."""
     num_heads, d = q.shape
     logits, e = {j: np.zeros(num_heads) for j in seen}, params["table"]
     for h in range(num_heads):
@@ -67,7 +70,7 @@ def t5_bias(base, params, i, j, h):
 
 @outputs
 def dape(encoding, params, x, q, k, pos, i, seen):
-    """A key that is not seen is 0 to its neighbours in either layer."""
+    """Apply both layers to visible keys. A key that is not seen is 0 to its neighbours in either layer."""
     base, heads = encoding.base, range(len(q))
     kind = type(base).__name__.lower()
     product = reference.rope if kind == "rope" else reference.plain
@@ -90,7 +93,7 @@ def dape(encoding, params, x, q, k, pos, i, seen):
 
 @outputs
 def fox(encoding, params, x, q, k, pos, i, seen):
-    """Every key gets the logs of the gates of all tokens after it, up to the query's own."""
+    """Add to every key the logs of the gates of all tokens after it, up to the query's own."""
     z = params["b"] + (0 if encoding.gate == "constant" else x @ params["w"])
     log_f = np.log(1 / (1 + np.exp(z if encoding.gate == "cable" else -z))) + np.zeros((len(x), len(q)))
     log_f = encoding.gate_scale * log_f
@@ -99,7 +102,7 @@ def fox(encoding, params, x, q, k, pos, i, seen):
 
 
 def path(encoding, params, x, project, pos, visible):
-    """From the query's own token back to the first, each multiplies by its matrix what goes on to the keys before it.
+    """Walk from the query's own token back. Each token multiplies the query by its matrix, for the keys before it.
 
     Rows of `visible` say for every token which ones came before it.
     """
@@ -119,7 +122,7 @@ def path(encoding, params, x, project, pos, visible):
 
 
 def householder(params, x, before):
-    """I - beta w w^T of the token that `before` names first, [g, d, d]."""
+    """Return I - beta w w^T of the token that `before` names first, [g, d, d]."""
     if not len(before):
         return np.zeros((params["up"].shape[1], 0, 0))
     down, up, kernel = params["down"], params["up"], params["kernel"]

@@ -8,12 +8,11 @@ import math
 
 import numpy as np
 
-#: Query heads of the layers that the tests run, for encodings that only know their key heads.
-NUM_HEADS = 4
+from golden.reference_planes import dual_chunk, fope, mrope, pope, rope, self_extend, softplus, xpos
 
 
 def embed(name, encoding, params, x, pos):
-    """x [t, m] with the position vectors of pos [t] added."""
+    """Return x [t, m] with the position vectors of pos [t] added."""
     parts = split_chain(encoding, params) if "+" in name else [(name, encoding, params)]
     for part_name, part, own in parts:
         if part_name in EMBEDDINGS:
@@ -22,7 +21,7 @@ def embed(name, encoding, params, x, pos):
 
 
 def reference(name, encoding, params, q, k, v, q_pos, k_pos, visible):
-    """Attention outputs [q, h, d]; q [q, h, d], k and v [k, g, d], visible [q, k]."""
+    """Return attention outputs [q, h, d]; q [q, h, d], k and v [k, g, d], visible [q, k]."""
     num_queries, num_heads, _ = q.shape
     group = num_heads // k.shape[1]
     o = np.zeros((num_queries, num_heads, v.shape[-1]))
@@ -101,7 +100,10 @@ def transformer_xl(encoding, params, q, k, i, j, h):
 
 
 def t5_bucket(encoding, r):
-    """Mesh TensorFlow's formula; the small number puts exact powers, which float logs round either way, in place."""
+    """Return the bucket by Mesh TensorFlow's formula.
+
+    The small number puts exact powers in place, which logarithms of floats round either way.
+    """
     n, first, count = max(r, 0), 0, encoding.num_buckets
     if encoding.bidirectional:
         n, count = abs(r), count // 2
@@ -165,89 +167,8 @@ def deberta(encoding, params, q, k, i, j, h):
     return total / math.sqrt((1 + len(encoding.terms)) * len(q))
 
 
-def rope(encoding, params, q, k, i, j, h):
-    """Planes as complex numbers: the real part of q conj(k) e^(i (i-j) theta)."""
-    width = encoding.rotary_dim
-    total = q[width:] @ k[width:]
-    for c in range(width // 2):
-        a, b = (2 * c, 2 * c + 1) if encoding.layout == "interleaved" else (c, c + width // 2)
-        angle = (i - j) / encoding.base ** (2 * c / width)
-        total += (complex(q[a], q[b]) * complex(k[a], -k[b]) * complex(math.cos(angle), math.sin(angle))).real
-    return total / math.sqrt(len(q))
-
-
-def self_extend(encoding, params, q, k, i, j, h):
-    """Beyond the window RoPE at positions of groups, or at the distance of the window."""
-    w, group = encoding.window, encoding.group
-    if i - j < w:
-        return rope(encoding.rope, {}, q, k, i, j, h)
-    r = math.floor(i / group) - math.floor(j / group) + w - math.floor(w / group) if group else w
-    return rope(encoding.rope, {}, q, k, r, 0, h)
-
-
-def dual_chunk(encoding, params, q, k, i, j, h):
-    """RoPE between the position of the query, by the chunks of both, and the place of the key in its chunk."""
-    size, window = encoding.chunk, encoding.window
-    apart = math.floor(i / size) - math.floor(j / size)
-    if apart < 0:
-        return rope(encoding.rope, {}, q, k, i, j, h)
-    place = [i % size, min(i % size + size, window - 1), window - 1][min(apart, 2)]
-    return rope(encoding.rope, {}, q, k, place, j % size, h)
-
-
-def xpos(encoding, params, q, k, i, j, h):
-    """As rope, plane c times zeta_c to the power of the distance over the scale base."""
-    width, layout = encoding.rope.rotary_dim, encoding.rope.layout
-    total = q[width:] @ k[width:]
-    for c in range(width // 2):
-        a, b = (2 * c, 2 * c + 1) if layout == "interleaved" else (c, c + width // 2)
-        angle = (i - j) / encoding.rope.base ** (2 * c / width)
-        zeta = (2 * c / width + 0.4) / 1.4
-        turned = (complex(q[a], q[b]) * complex(k[a], -k[b]) * complex(math.cos(angle), math.sin(angle))).real
-        total += turned * zeta ** ((i - j) / encoding.scale_base)
-    return total / math.sqrt(len(q))
-
-
-def softplus(x):
-    return math.log(1 + math.exp(x))
-
-
-def pope(encoding, params, q, k, i, j, h):
-    total = 0.0
-    for c, (a, b) in enumerate(zip(q, k, strict=True)):
-        delta = max(-2 * math.pi, min(0.0, params["delta"][h, c]))
-        total += softplus(a) * softplus(b) * math.cos((j - i) / encoding.base ** (c / len(q)) + delta)
-    return total / math.sqrt(len(q))
-
-
-def fope(encoding, params, q, k, i, j, h):
-    """Planes as complex numbers: the real part of q w_i conj(k w_j), w_p the mixed waves at position p."""
-    half, heads = len(q) // 2, encoding.num_kv_heads
-    thetas = [encoding.base ** (-c / half) for c in range(half)]
-    kept = [theta for theta in thetas if theta >= 2 * math.pi / encoding.original_len]
-    n = len(kept)
-    if encoding.learned:
-        sines, cosines = params["sin"], params["cos"]
-    else:
-        noise = np.random.default_rng(encoding.seed).standard_normal((2, heads, n, n))
-        sines, cosines = np.eye(n) + encoding.gain * math.sqrt(2 / (n * n + heads * n)) * noise
-    group = h // (NUM_HEADS // heads)
-
-    def wave(p, f):
-        if f >= n:
-            return 1 + 1j if encoding.dropped == "doubled" else 1.0
-        sine = sum(math.sin(p * theta) * sines[group, c, f] for c, theta in enumerate(kept))
-        return complex(sum(math.cos(p * theta) * cosines[group, c, f] for c, theta in enumerate(kept)), sine)
-
-    total = 0.0
-    for f in range(half):
-        left, right = complex(q[f], q[f + half]) * wave(i, f), complex(k[f], k[f + half]) * wave(j, f)
-        total += (left * right.conjugate()).real
-    return total / math.sqrt(len(q))
-
-
 def alibi_slopes(n):
-    """The authors' recursion (fairseq `get_slopes`)."""
+    """Return the slopes by the authors' recursion (fairseq `get_slopes`)."""
     if math.log2(n).is_integer():
         start = 2 ** (-(2 ** -(math.log2(n) - 3)))
         return [start * start**i for i in range(n)]
@@ -275,14 +196,14 @@ def grape_a(encoding, params, q, k, i, j, h):
 
 
 def gape_gates(encoding, params, q, k, h):
-    """Gamma_h g_i / T and l_j."""
+    """Return Gamma_h g_i / T and l_j."""
     g = softplus(params["w_g"][h] @ q + params["b_g"][h])
     landmark = 1 / (1 + math.exp(-(params["w_l"][h] @ k + params["b_l"][h])))
     return softplus(params["gamma"][h]) * g / encoding.original_len, landmark
 
 
 def gape(encoding, params, q, k, i, j, h):
-    """As the paper has it, with a number of each query that no weight depends on."""
+    """Add the paper's bias, with a number of each query that no weight depends on."""
     slope, landmark = gape_gates(encoding, params, q, k, h)
     return plain(encoding, params, q, k, i, j, h) + slope * (j * (1 - landmark) + i * landmark)
 
@@ -291,7 +212,7 @@ def gape(encoding, params, q, k, i, j, h):
 
 
 def kerple_bias(encoding, params, i, j, h):
-    """Beyond a bound parameters count as their mirror image in it."""
+    """Return the bias. Parameters beyond a bound count as their mirror image in that bound."""
     p, a = (0.01 + abs(params[name][h] - 0.01) for name in "pa")
     r = abs(i - j)
     if encoding.form == "log":
@@ -300,7 +221,7 @@ def kerple_bias(encoding, params, i, j, h):
 
 
 def bam_bias(encoding, params, i, j, h):
-    """As the released code has it: distances j - i, and the location taken off them."""
+    """Return the bias of the released code: distances are j - i, and the location is taken off them."""
     first, last = encoding.shapes
     shape = params["shape"][h] if "shape" in params else first + (last - first) * h / (encoding.num_heads - 1)
     start = encoding.initial_scale or alibi_slopes(encoding.num_heads)[h]
@@ -396,23 +317,9 @@ def value_term(name, encoding, params, i, j):
 
 EMBEDDINGS = {"sinusoidal": sinusoidal_vector, "learned": learned_vector}
 LOGITS = {
-    "nope": plain,
-    "sinusoidal": plain,
-    "learned": plain,
-    "shaw": shaw,
-    "transformer_xl": transformer_xl,
-    "t5": t5,
-    "tupe": tupe,
-    "deberta": deberta,
-    "rope": rope,
-    "xpos": xpos,
-    "self_extend": self_extend,
-    "dual_chunk": dual_chunk,
-    "pope": pope,
-    "fope": fope,
-    "alibi": alibi,
-    "grape_a": grape_a,
-    "gape": gape,
+    "nope": plain, "sinusoidal": plain, "learned": plain, "shaw": shaw, "transformer_xl": transformer_xl, "t5": t5,
+    "tupe": tupe, "deberta": deberta, "rope": rope, "mrope": mrope, "xpos": xpos, "self_extend": self_extend,
+    "dual_chunk": dual_chunk, "pope": pope, "fope": fope, "alibi": alibi, "grape_a": grape_a, "gape": gape,
     "tupe+t5": tupe_r,
     "rope+alibi": rope_alibi,
     "kerple": with_bias(kerple_bias),
@@ -429,7 +336,7 @@ LOGITS = {
     "rope+learned_sinks": lambda encoding, params, *pair: rope(encoding.parts[0], {}, *pair),
     "alibi+learned_sinks": lambda encoding, params, *pair: alibi(encoding.parts[0], {}, *pair),
     "learned_sinks+learned_sinks": plain,
-}
+}  # fmt: skip
 SINKS = {
     "learned_sinks": learned_sinks,
     "rope+learned_sinks": sinks_of_chain,

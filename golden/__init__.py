@@ -1,0 +1,1 @@
+"""Golden test vectors of position encodings, for attention code in any library. It needs NumPy alone."""
