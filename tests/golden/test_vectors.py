@@ -111,4 +111,9 @@ def test_posx_passes():
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "mrope"])
 def test_posx_passes_all_cases(name):
     assert not failures(posx_attention.attention, [name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rope_yarn", "alibi_6", "t5", "sinusoidal", "transformer_xl", "fox"])
+def test_posx_passes_in_bfloat16(name):
     assert not failures(functools.partial(posx_attention.attention, dtype=jnp.bfloat16), [name], "bfloat16")
