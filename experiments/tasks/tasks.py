@@ -123,7 +123,8 @@ def commands(published: Sequence[Mapping[str, Any]]) -> list[str]:
         lengths = f"{gate['length']},{gate['length'] * gate['at']}" if gate["at"] > 1 else str(gate["length"])
         asked = {
             "sweep.encodings": gate["encoding"], "sweep.train_lens": gate["length"], "eval.lengths": lengths,
-            "sweep.axes.data.source": f"task:{gate['task']}", **gate.get("settings", {}),
+            "sweep.axes.data.source": f"task:{gate['task']}", "sweep.axes.train.learning_rate": gate.get("rate", 2e-3),
+            **gate.get("settings", {}),
         }  # fmt: skip
         flags = flags_text(asked)
         folder = folders.setdefault(flags, f"runs/tasks_gates/{len(folders) + 1:02}")
