@@ -260,6 +260,11 @@ class Model:
         """Return shapes and types of the parameters."""
         return jax.eval_shape(lambda: self.init(jax.random.key(0)))
 
+    def layer_arrays(self, params: dict[str, Any], n: int) -> dict[str, Any]:
+        """Return the arrays of the encoding of layer n, its own and those that layers share."""
+        once = params.get("shared", {}).get(shared_name(self.distinct.index(self.encodings[n])), {})
+        return once | params["layers"][layer_name(n)]["attention"].get("position", {})
+
     def __call__(
         self,
         params: dict[str, Any],
@@ -360,8 +365,8 @@ class Model:
         layers, shared, tables = dict(params["layers"]), dict(params.get("shared", {})), []
         for n, (own_encoding, encoding) in enumerate(zip(self.encodings, encodings or self.encodings, strict=True)):
             name, key = layer_name(n), shared_name(self.distinct.index(own_encoding))
-            attention, once = layers[name]["attention"], params.get("shared", {}).get(key, {})
-            table, arrays = tabulate_terms(encoding, attention.get("position", {}) | once, length)
+            attention = layers[name]["attention"]
+            table, arrays = tabulate_terms(encoding, self.layer_arrays(params, n), length)
             tables.append(table)
             own = {name: array for name, array in arrays.items() if name not in table.shared}
             shared |= {key: {name: arrays[name] for name in table.shared}} if table.shared else {}

@@ -54,6 +54,18 @@ FIGURES = (
 #: The formats of `posx table`.
 FORMS = ("markdown", "csv", "json", "latex")
 
+#: The forms of `posx export --as`.
+SNIPPETS = ("torch-flex", "torch", "numpy", "latex")
+
+#: The flags of the sizes that an encoding is built for.
+SIZES: Flags = {
+    "model_dim": (64, "channels of the model that encodings are built for"),
+    "num_heads": (4, "query heads"),
+    "num_kv_heads": (0, "key and value heads; 0: as many"),
+    "num_layers": (2, "layers"),
+    "train_len": (64, "training length in tokens"),
+}
+
 #: The flags of `posx evaluate` that choose lengths, protocols and targets.
 MEASURING: Flags = {
     "lengths": ("", "window lengths in tokens, for example 64,128"),
@@ -152,9 +164,17 @@ _OWN: dict[str, Command] = {
         operand="RUN_OR_SWEEP ...",
     ),
     "export": Command(
-        "a trained run as one file, or as a folder of Hugging Face's",
-        ("Reproducing a run", "docs/guides/reproducing.md"),
-        {"to": ("", "a file that ends with .safetensors, or a folder in Hugging Face's format")},
+        "a trained run as one file, or as a folder of Hugging Face's; an encoding as code for another library",
+        ("Stretch a trained model", "docs/guides/models.md"),
+        {
+            "to": ("", "a file that ends with .safetensors, or a folder in Hugging Face's format"),
+            "as": ("", f"print an encoding instead: {', '.join(SNIPPETS)}"),
+            "encoding": ("", "with --as: its spec; left out: that of the run in --workdir"),
+            "out": ("", "with --as: the file to write instead of printing"),
+            "length": (2048, "with --as: the longest text in tokens that the code serves"),
+            "layer": (int, "with --as and --workdir: the layer whose encoding and learned arrays are written, from 1"),
+            **SIZES,
+        },
     ),
     "import": Command(
         "a model of Hugging Face's format as a run",
@@ -179,11 +199,7 @@ _OWN: dict[str, Command] = {
         "the catalogue; with a name, all about one, and its picture",
         ("Which encoding should I use?", "docs/guides/choose.md"),
         {
-            "model_dim": (64, "channels of the model that they are built for"),
-            "num_heads": (4, "query heads"),
-            "num_kv_heads": (0, "key and value heads; 0: as many"),
-            "num_layers": (2, "layers"),
-            "train_len": (64, "training length in tokens"),
+            **SIZES,
             "html": ("", "a file for the catalogue as a page, with a curve and sliders for each"),
         },
         operand="NAME",

@@ -22,13 +22,11 @@ from posx.encodings.frequencies import FrequencyRule, Geometric
 from posx.encodings.grammar import value_text
 from posx.encodings.rates import encoding_rates, multipliers_in_rows
 from posx.errors import ConfigError, join_problems
-from posx.lab.commands import COMMANDS, work_folder
+from posx.lab.commands import SIZES, work_folder
 from posx.lab.config.sections import ModelConfig
 from posx.lab.runs.folder import RunFolder, run_folders
 from posx.machine.guard import start_devices
 
-#: The flags that give sizes.
-_SIZES = ("model_dim", "num_heads", "num_layers", "train_len", "num_kv_heads")
 #: The columns of the catalogue after the name.
 _COLUMNS = ("acts on", "learned", "rate", "shift-invariant", "both sides", "defined to", "kernels", "paper", "beyond L")
 #: The least width of the wrapped last column in characters.
@@ -46,7 +44,7 @@ _LEGEND = (
 
 def run_encodings(values: dict[str, Any], _: None) -> None:
     """Print the catalogue, or the page of one encoding and the paths of its pictures."""
-    dims = _dims(values)
+    dims = model_dims(values)
     start_devices()
     spec = values["operand"]
     if values["html"]:
@@ -84,9 +82,9 @@ def _write_gallery(values: dict[str, Any], dims: Dims) -> None:
     print(f"{out}  {gallery.write_gallery(dims, out)} encodings, {out.stat().st_size:,} bytes")
 
 
-def _dims(values: dict[str, Any]) -> Dims:
+def model_dims(values: dict[str, Any]) -> Dims:
     """Return the sizes of a model. Raises ConfigError for sizes that no model can have."""
-    model = ModelConfig(**{size: values[size] for size in _SIZES if size != "train_len"})
+    model = ModelConfig(**{size: values[size] for size in SIZES if size != "train_len"})
     if problems := model.problems():
         raise ConfigError(join_problems(problem.replace("model.", "--", 1) for problem in problems))
     return model.dims(values["train_len"])
@@ -102,9 +100,7 @@ def _find_run(folder: Path) -> RunFolder | None:
 
 def _trained_encoding(values: dict[str, Any], run: RunFolder) -> tuple[Encoding, Dims]:
     """Return the requested encoding as a run resolved it, and the run's sizes. Raises ConfigError."""
-    for size in _SIZES:
-        if values[size] != COMMANDS["encodings"].flags[size][0]:
-            raise ConfigError(f"--{size}={values[size]}: {run.path} is a run and has sizes of its own. Leave it out.")
+    check_no_sizes(values, run)
     config = run.read_config()
     texts, spec = config.layer_texts, spec_text(values["operand"])
     if spec in texts:
@@ -113,6 +109,13 @@ def _trained_encoding(values: dict[str, Any], run: RunFolder) -> tuple[Encoding,
         f"{spec}: {run.path} was trained with {' and '.join(dict.fromkeys(texts))}. For that, use: posx encodings "
         f"{shlex.quote(texts[0])} --workdir {shlex.quote(values['workdir'])}"
     )
+
+
+def check_no_sizes(values: dict[str, Any], run: RunFolder) -> None:
+    """Raise ConfigError if a flag gives a size beside a run."""
+    for size, (default, _) in SIZES.items():
+        if values[size] != default:
+            raise ConfigError(f"--{size}={values[size]}: {run.path} is a run and has sizes of its own. Leave it out.")
 
 
 def _catalogue(dims: Dims) -> Iterator[str]:

@@ -9,12 +9,17 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
+from posx.contract import Dims, Encoding, abstract_params
+from posx.encodings import build, spec_text
 from posx.errors import ConfigError, nearest
-from posx.lab.commands import FIGURES, work_folder
+from posx.lab.commands import COMMANDS, COMMON, FIGURES, SNIPPETS, work_folder
+from posx.lab.commands.encodings import check_no_sizes, model_dims
 from posx.lab.data import Tokenizer
 from posx.lab.data.store import cache_folder
+from posx.lab.files.atomic import disk_errors, write_bytes
 from posx.lab.generate import Sampling, generate
 from posx.lab.machine.compile_cache import use_compile_cache
 from posx.lab.runs.folder import RunFolder, find_run, run_folders
@@ -58,9 +63,24 @@ def run_table(values: dict[str, Any], _: None) -> None:
 
 
 def run_export(values: dict[str, Any], _: None) -> None:
-    """Write a trained run to one file. Raises ConfigError for a wrong name, WorkdirError if there is no such run."""
+    """Write a trained run to one file, or print an encoding as code.
+
+    Raises:
+      ConfigError: for a wrong name or flag, or an encoding that cannot be written.
+      WorkdirError: there is no such run.
+    """
+    if values["as"]:
+        _export_snippet(values)
+        return
+    flags = COMMANDS["export"].flags
+    usual = {flag: None if isinstance(flags[flag][0], type) else flags[flag][0] for flag in flags}
+    if extra := [flag for flag in flags if flag not in (*COMMON, "to") and values[flag] != usual[flag]]:
+        raise ConfigError(f"--{extra[0]} goes with --as alone. Add --as=FORM, one of {', '.join(SNIPPETS)}.")
     if not values["to"]:
-        raise ConfigError("--to is missing. Name a file, as --to model.safetensors, or a folder for transformers")
+        raise ConfigError(
+            "--to is missing. Name a file, as --to model.safetensors, or a folder for transformers. For the code of an "
+            "encoding, give --as."
+        )
     target = Path(values["to"]).expanduser()
     if target.suffix not in (SUFFIX, ""):
         raise ConfigError(f"--to={values['to']}: the file's name must end with {SUFFIX}. A folder's has no end.")
@@ -75,6 +95,80 @@ def run_export(values: dict[str, Any], _: None) -> None:
         return
     step = export(folder, target)
     print(f"{target}  {folder.path.name} at step {step}, {target.stat().st_size:,} bytes")
+
+
+def _export_snippet(values: dict[str, Any]) -> None:
+    """Print an encoding in one of the forms SNIPPETS, or write it to a file. Raises ConfigError, WorkdirError."""
+    form, spec, length = values["as"], values["encoding"], values["length"]
+    if form not in SNIPPETS:
+        raise ConfigError(f"--as={form!r} is unknown. {nearest(form, SNIPPETS)}The forms are: {', '.join(SNIPPETS)}.")
+    if values["to"]:
+        raise ConfigError(f"--to={values['to']} is for a run. For the code of an encoding, give --out={values['to']}.")
+    folder = find_run(unpack(work_folder(values))) if values["workdir"] else None
+    if not (spec or folder):
+        raise ConfigError("--encoding is missing. Give a spec, such as --encoding=rope, or a run by --workdir.")
+    if values["layer"] is not None and not folder:
+        raise ConfigError(f"--layer={values['layer']}: there is no run with layers. Name it by --workdir.")
+    start_devices()
+    from posx.lab.runs import snippets
+
+    if folder:
+        check_no_sizes(values, folder)
+        encoding, params, dims, arrays = _read_layer(folder, spec, values["layer"])
+    else:
+        dims = model_dims(values)
+        encoding = build(spec, dims)
+        params = encoding.init(jax.random.key(0), dims)
+        arrays = "as drawn for the start of training, from seed 0. For trained ones, export with --workdir."
+    if form == "latex":
+        text = snippets.latex_text(encoding)
+    else:
+        text = snippets.write_snippet(encoding, params, dims, form=form, length=length, arrays=arrays)
+    if not values["out"]:
+        print(f"would print {spec_text(encoding)} as {form}\n" if values["dry_run"] else text, end="")
+        return
+    out = Path(values["out"]).expanduser()
+    if values["dry_run"]:
+        print(f"would write {spec_text(encoding)} as {form} to {out}")
+        return
+    with disk_errors(out):
+        write_bytes(out, text.encode())
+    print(f"{out}  {spec_text(encoding)} as {form}, {out.stat().st_size:,} bytes")
+
+
+def _read_layer(folder: RunFolder, spec: str, layer: int | None) -> tuple[Encoding, dict[str, Any], Dims, str]:
+    """Return the encoding of a run's layer, its arrays there, the sizes of the run, and a text on their origin.
+
+    Args:
+      folder: of the run.
+      spec: the encoding as it was given, "" if the layer alone decides.
+      layer: its number from 1, None if all layers with the encoding are equal.
+
+    Raises:
+      ConfigError: no layer fits, or several that differ.
+    """
+    run, wanted = folder.read_config(), spec_text(spec) if spec else ""
+    texts = run.layer_texts
+    fitting = [n for n, text in enumerate(texts) if wanted in ("", text) and layer in (None, n + 1)]
+    numbers = ", ".join(str(n + 1) for n in fitting)
+    if not fitting:
+        what = ("layer" if layer is None else f"layer {layer}") + f" with {wanted}" * bool(wanted)
+        layers = ", ".join(f"{n}: {text}" for n, text in enumerate(texts, 1))
+        raise ConfigError(f"{folder.path} has no {what}. Its layers are {layers}.")
+    encoding, dims = run.layers[fitting[0]], run.dims
+    params, where = [dict[str, Any]()] * len(fitting), ""
+    if any(abstract_params(run.layers[n], dims) for n in fitting):
+        model, trained, _, step = load_model(folder)
+        params = [model.layer_arrays(trained, n) for n in fitting]
+        where = f"of {folder.path.name} at step {step}, "
+    same = all(run.layers[n] == encoding and _are_equal(own, params[0]) for n, own in zip(fitting, params, strict=True))
+    if not same:
+        raise ConfigError(f"{folder.path}: layers {numbers} differ in encoding or learned arrays. Name one by --layer.")
+    return encoding, params[0], dims, f"{where}layer {numbers} of {len(texts)}."
+
+
+def _are_equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(np.array_equal(one[name], other[name]) for name in one)
 
 
 def run_import(values: dict[str, Any], _: None) -> None:

@@ -23,7 +23,6 @@ from posx.attention.tiles import TileInputs, with_terms
 from posx.contract import abstract_params, acting_hooks
 from posx.encodings import Dims, Encoding, Nope, build, encoding_name
 from posx.errors import PosxError, WorkdirError
-from posx.lab.model import layer_name, shared_name
 from posx.lab.runs.folder import RunFolder, run_folders, run_name
 from posx.lab.runs.load import load_model
 
@@ -99,10 +98,10 @@ def load_run_encodings(folder: RunFolder, name: str) -> list[Subject]:
             raise
         return [initial(title, encoding, run.dims) for encoding, title in names.items()]
     subjects = []
-    for number, encoding in enumerate(model.distinct):
+    for encoding in model.distinct:
         first = model.encodings.index(encoding)
-        own = params["layers"][layer_name(first)]["attention"].get("position", {})
-        arrays = params.get("shared", {}).get(shared_name(number), {}) | own
+        arrays = model.layer_arrays(params, first)
+        own = arrays.keys() - encoding.shared
         where = f"trained in {name}, step {step}" + (f", layer {first + 1}" if own else "")
         origin = where if arrays else f"of {name}, nothing learned"
         subjects.append(Subject(names[encoding], origin, encoding, arrays, model.dims, trained=True))
