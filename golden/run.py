@@ -16,6 +16,7 @@ import numpy as np
 ROWS = {"outputs": 0, "weights": 1, "grad_q": 0}
 WHOLE = {"q_pos", "k_pos", "q_idx", "k_idx", "q_segment", "k_segment"}
 WORDS = {"name", "catches", "tolerance", "mask"}
+RESULTS = ("outputs", "weights", "grad_q", "grad_k")
 
 
 def load(folder):
@@ -38,12 +39,18 @@ def as_array(key, given):
 
 
 def error(case, computed):
-    """Return the largest difference from a case, over all arrays; infinity for NaN and for other shapes."""
-    worst = 0.0
-    for key, array in (computed if isinstance(computed, dict) else {"outputs": computed}).items():
-        wanted, array = case[key], np.asarray(array, np.float64)
+    """Return the largest difference from a case, over all arrays that it has.
+
+    It is infinity for NaN, for another shape, and without outputs.
+    """
+    computed = computed if isinstance(computed, dict) else {"outputs": computed}
+    if unknown := [key for key in computed if key not in RESULTS]:
+        sys.exit(f"{case['name']}: the result {unknown[0]!r} is unknown. A function may return {', '.join(RESULTS)}.")
+    worst = 0.0 if "outputs" in computed else np.inf
+    for key in computed.keys() & case.keys():
+        wanted, array = case[key], np.asarray(computed[key], np.float64)
         if array.shape != wanted.shape:
-            return float("inf")
+            return np.inf
         if key in ROWS:
             seeing = np.flatnonzero(case["visible"].any(axis=1))
             wanted, array = (np.take(each, seeing, ROWS[key]) for each in (wanted, array))
@@ -53,6 +60,8 @@ def error(case, computed):
 
 def check(families, attention, dtype="float32"):
     """Return (family, case, error, passed, faults that the case catches) of each case that `attention` computes."""
+    if unknown := [name for name in (attention if isinstance(attention, dict) else ()) if name not in families]:
+        sys.exit(f"there is no family {unknown[0]!r}. The folder has {', '.join(families)}.")
     rows = []
     for family, of_family in families.items():
         function = attention.get(family) if isinstance(attention, dict) else attention

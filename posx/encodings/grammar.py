@@ -129,11 +129,14 @@ def parse_value(text: str, what: str, kinds: str, classes: Mapping[str, type[T]]
     Raises:
       ConfigError: the name or a field is unknown, a field is missing, or it does not fit.
     """
-    spec = parse(text)
+    listed = f"The {kinds} are: {', '.join(examples.values())}."
+    try:
+        spec = parse(text)
+    except ConfigError:  # it speaks of an encoding
+        raise ConfigError(f"{what} {text!r} cannot be read. {listed}") from None
     name = spec.pop("name") if isinstance(spec, dict) else text
     if not isinstance(spec, dict) or name not in classes:
-        listed = ", ".join(examples.values())
-        raise ConfigError(f"{what} {name!r} is unknown. {nearest(name, list(classes))}The {kinds} are: {listed}.")
+        raise ConfigError(f"{what} {name!r} is unknown. {nearest(name, list(classes))}{listed}")
     cls = classes[name]
     given = typed_fields(cls, spec, f"{what} {text!r}", "")
     needed = [field.name for field in fields(cls) if field.default is MISSING]  # type: ignore[arg-type]

@@ -80,10 +80,19 @@ def test_the_page_names_every_case_and_family():
     assert not [name for name in (*build.KINDS, *FAMILIES) if f"`{name}`" not in PAGE]
 
 
-def test_nan_and_wrong_shapes_fail():
+def test_nan_wrong_shapes_and_no_outputs_fail():
     case = cases("rope")[0]
-    for wrong in (case["outputs"] * np.nan, case["outputs"][:, :1]):
+    for wrong in (case["outputs"] * np.nan, case["outputs"][:, :1], {}, {"weights": case["weights"]}):
         assert run.error(case, wrong) == np.inf
+
+
+def test_unknown_results_and_families_end_the_run():
+    case = cases("rope")[1]
+    assert "weights" not in case and run.error(case, {"outputs": case["outputs"], "weights": 0.0}) == 0
+    with pytest.raises(SystemExit, match="'output' is unknown"):
+        run.error(case, {"output": case["outputs"]})
+    with pytest.raises(SystemExit, match="no family 'rope_yarm'"):
+        run.check({"rope": [case]}, {"rope_yarm": lambda case: case["outputs"]})
 
 
 def test_gradients_have_nine_digits():

@@ -223,6 +223,7 @@ def test_runs_are_told_apart_by_their_policies():
     ("encoding", "positions", "settings", "wanted"),
     [
         ("rope", "ofset(longest=64)", {}, "positions: position policy 'ofset' is unknown. Did you mean 'offset'"),
+        ("rope", "offset(512)", {}, "positions: position policy 'offset(512)' cannot be read. The policies are"),
         ("rope", "offset", {}, "has no longest. Give offset(longest=512)"),
         ("rope", "offset(longest=0)", {}, "longest=0 must be at least 1"),
         ("rope", "randomised(longest=1e9)", {}, "longest=1000000000 must be at most 16,777,216"),

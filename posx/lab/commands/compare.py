@@ -127,7 +127,7 @@ def _footer(judged: Sequence[Comparison]) -> Iterator[str]:
     yield "Ratios below 1 favour the first. Each 95 % interval is of one comparison alone."
     yield "These checkpoints: these trained weights on other text of this kind. The method: new seeds on other text."
     if any(families):
-        counts = " and ".join(map(str, families))
+        counts = "{} of these checkpoints, {} of the method".format(*families)
         yield f"Verdicts follow from p after Holm's correction for all comparisons of the column: {counts}."
     if any(one.method.word.startswith("too few seeds") for one in judged):
         seeds = ",".join(map(str, range(FEWEST_SEEDS)))
@@ -135,8 +135,8 @@ def _footer(judged: Sequence[Comparison]) -> Iterator[str]:
     every = itertools.chain(*map(_verdicts, judged))
     if lost := sum(v.word == NOT_SEPARATED and v.p is not None and v.p < SIGNIFICANCE for v in every):
         yield (
-            f'{lost} of "not separated" have p below {SIGNIFICANCE} alone. Name fewer runs, --lengths or --protocol '
-            "before you look, or train more seeds."
+            f'Alone, {lost} of the "not separated" would have p below {SIGNIFICANCE}. Name fewer runs, --lengths or '
+            "--protocol before you look, or train more seeds."
         )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from posx.evaluation.differences import (
+    FEWEST_SEEDS,
     ROUNDING,
     SIGNIFICANCE,
     Difference,
@@ -33,7 +34,6 @@ from posx.lab.results.table import PER_POSITION
 BY_SEED, UNPAIRED = "by seed", "unpaired"
 #: The seed of an imported model, and the word on its method.
 IMPORTED, NO_SEEDS = "None", "no seeds (imported)"
-
 
 #: The columns that comparisons read.
 _COMPARED = [
@@ -196,11 +196,12 @@ def _sides(labels: tuple[str, str], runs: tuple[Sequence[_Run], Sequence[_Run]])
     Runs of equal seeds are paired if there are two or more. That is right whatever a seed decides. It is sharper if the
     seed decides the initial weights and the order of the batches of both. A single run is compared with the run of its
     seed, if there is one. A mean over other seeds would add their spread to the difference, and no interval counts that
-    spread.
+    spread. Runs are not paired if both sides have enough seeds for a verdict on the method, and too few are shared.
     """
     seeds, left = [{run.seed: run for run in side} for side in runs], []
     shared = sorted(seeds[0].keys() & seeds[1].keys() - {IMPORTED}, key=lambda seed: (len(seed), seed))
-    if len(shared) > 1 or (shared and min(map(len, runs)) == 1):
+    fewest = min(map(len, runs))
+    if (len(shared) > 1 and not len(shared) < FEWEST_SEEDS <= fewest) or (shared and fewest == 1):
         for own, label, rival in zip(seeds, labels, labels[::-1], strict=True):
             if alone := ", ".join(seed for seed in own if seed not in shared):
                 left.append(f"{label}, seed {alone}, as {rival} has no results of this seed")

@@ -228,7 +228,7 @@ function fillVerdicts() {
     "text and seeds", "p (Holm)", "the method", "note"], few);
   if (!data.verdicts.length) $("verdicts").replaceChildren();
   $("verdicts").append(...data.no_verdicts.slice(0, 20).map((text) => element("p", `Not compared: ${text}.`)));
-  if (data.families[0]) $("verdicts").append(element("p", `Verdicts follow from p after Holm's correction for all comparisons of the column: ${data.families.join(" and ")}.`));
+  if (data.families[0]) $("verdicts").append(element("p", `Verdicts follow from p after Holm's correction for all comparisons of the column: ${data.families[0]} of these checkpoints, ${data.families[1]} of the method.`));
   if (body.length > few.length) $("verdicts").append(element("p", `The first ${few.length} of ${body.length}: choose a curve.`));
 }
 

@@ -147,15 +147,13 @@ def test_equal_seeds_are_compared_in_pairs(capsys, tmp_path):
     assert math.log(one["method"]["high"]) - mean == pytest.approx(math.hypot(half, over_text), rel=1e-6)
     assert one["method"]["word"] == one["checkpoints"]["word"] == "worse"
     reseeded(tmp_path / "rope-L64-s2", 7)
-    code, out, err = tiny.call(capsys, "compare", str(tmp_path))
-    assert code == 0 and "4 pairs of equal seeds" in out
-    assert (
-        "alibi, seed 2, as rope has no results of this seed" in err and "rope, seed 7, as alibi has no results" in err
-    )
-    for seed in (0, 1, 3, 4):
-        reseeded(tmp_path / f"rope-L64-s{seed}", seed + 8)
     (one, _) = compared(capsys, str(tmp_path))
     assert (one["pairing"], one["method"]["word"], one["seeds"]) == ("unpaired", "not separated", [5, 5])
+    shutil.rmtree(tmp_path / "alibi-L64-s4")
+    code, out, err = tiny.call(capsys, "compare", str(tmp_path))
+    assert code == 0 and "3 pairs of equal seeds" in out and "too few seeds (3)" in out
+    assert "alibi, seed 2, as rope has no results of this seed" in err
+    assert "rope, seed 7, 4, as alibi has no results" in err
 
 
 def test_too_little_text_gives_no_verdict(capsys, tmp_path):
@@ -308,7 +306,7 @@ def test_words_and_json_give_one_answer(capsys, tmp_path):
     found = compared(capsys, str(tmp_path)) + compared(capsys, str(tmp_path), measure="R_k")
     _, out, _ = tiny.call(capsys, "compare", str(tmp_path))
     lines = [line for line in out.splitlines() if line.split()[:1] in (["64"], ["128"], ["R_2"])]
-    assert len(lines) == 18 and "for all comparisons of the column: 18 and 9." in out
+    assert len(lines) == 18 and "of the column: 18 of these checkpoints, 9 of the method." in out
     for question, able in (("checkpoints", found), ("method", [one for one in found if "t5" not in one.values()])):
         chances = sorted(one[question]["p"] for one in able)
         assert {one[question]["family"] for one in found} == {len(chances)}
@@ -323,7 +321,7 @@ def test_words_and_json_give_one_answer(capsys, tmp_path):
         assert len({one[question]["word"] for one in able}) == 3
     lost = [one[name] for one in found for name in ("checkpoints", "method")]
     lost = sum(one["word"] == "not separated" and one["p"] < 0.05 for one in lost)
-    assert lost and f'{lost} of "not separated" have p below 0.05 alone' in out
+    assert lost and f'Alone, {lost} of the "not separated" would have p below 0.05' in out
     left = [one["method"] for one in found if "t5" in one.values()]
     assert {(one["word"], one["adjusted_p"]) for one in left} == {("too few seeds (4)", None)} and len(left) == 9
     assert {one["checkpoints"]["family"] for one in compared(capsys, str(tmp_path), "--lengths=64")} == {6}
