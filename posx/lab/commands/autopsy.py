@@ -18,6 +18,7 @@ from posx.lab.files.rows import failures
 from posx.lab.results.columns import FAILED
 from posx.lab.runs import autopsy
 from posx.lab.runs.autopsy import TRAINED, Change
+from posx.lab.runs.checks import say_unused
 from posx.lab.runs.folder import RunFolder, find_run
 from posx.lab.runs.requests import Request, evaluate_request
 from posx.lab.runs.targets import row_anchor
@@ -52,6 +53,7 @@ def run_autopsy(values: dict[str, Any], _: None) -> None:
     use_every_core()
     values = _with_defaults(values)
     trained = make_request(values, folder := find_run(work_folder(values)), folder.read_config(), None)
+    say_unused([trained.asked], values["overrides"])
     longest = max(trained.asked.eval.lengths)
     if longest <= trained.run.train.length:
         raise ConfigError(f"--lengths: name one above the training length, {trained.run.train.length} tokens.")

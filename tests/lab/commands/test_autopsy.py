@@ -24,12 +24,12 @@ def settings_of(encoding, masks=()):
 
 
 def test_a_rope_run_is_measured_under_each_change(site, tmp_path, capsys):
-    run = tmp_path / "rope"
+    run, targets = tmp_path / "rope", "--num_targets=520"
     words = ["--config.train.steps=3", "--config.eval.lengths=16,"]
     assert tiny.call(capsys, "train", f"--config={site / 'tiny.py'}:rope", f"--workdir={run}", *words)[0] == 0
-    again = ["evaluate", f"--workdir={run}", "--masks=window", "--protocol=nonoverlapping", "--lengths=64"]
-    assert tiny.call(capsys, *again)[0] == 0  # the window was measured on other targets, those of 64 tokens
-    asked = ["autopsy", str(run), "--lengths=32"]
+    again = ["evaluate", f"--workdir={run}", "--masks=window", "--protocol=nonoverlapping", "--lengths=512", targets]
+    assert tiny.call(capsys, *again)[0] == 0  # the window was measured on other targets, those of 512 tokens
+    asked = ["autopsy", str(run), "--lengths=32", targets]
     code, text, err = tiny.call(capsys, *asked)
     assert code == 0, err
     folders = [run, *(child.path for child in RunFolder(run).children())]
@@ -63,7 +63,7 @@ def test_a_rope_run_is_measured_under_each_change(site, tmp_path, capsys):
 
     at_16, at_32 = found["observations"]
     row = [row for row in rows["rope"] if row["eval_len"] == 32 and row["protocol"] == "nonoverlapping"][-1]
-    assert at_16["far_weight"] == 0 < at_32["far_weight"] == row["far_weight"] and row["attention_items"] == 8
+    assert at_16["far_weight"] == 0 < at_32["far_weight"] == row["far_weight"] and row["attention_items"] == 16
     assert (at_16["new_planes"], at_32["new_planes"]) == (0, 0.875), "one of eight planes turns within 16 tokens"
     shown = text.splitlines()
     assert any(line.split() == ["planes", "that", "meet", "new", "angles", "0%", "88%"] for line in shown)
@@ -149,6 +149,7 @@ def test_what_cannot_be_opened_is_one_line(whole, capsys):
     refused(capsys, 2, [*asked, "--config.eval.protocols=sliding"], "eval.protocols", "nonoverlapping and per_position")
     refused(capsys, 2, [*asked, f"--workdir={whole}"], "Name it once")
     refused(capsys, 2, ["autopsy"], "--workdir is missing")
+    assert "--config.train.length=16" in tiny.call(capsys, *asked, "--print_config")[1]
     code, out, _ = tiny.call(capsys, *asked, "--lengths=32", "--dry_run")
     assert code == 0 and out.splitlines() == [
         "as trained: whole at (32,)",
