@@ -126,7 +126,7 @@ def check_understood(line, monkeypatch, tmp_path):
     monkeypatch.setattr(ceiling, "_measure", lambda dtype: 1e11)  # seconds of products for each sweep otherwise
     (tmp_path / "my_encoding.py").write_text(OWN)
     words = shlex.split(line, comments=True)[1:]
-    reads = {"evaluate", "export", "generate", "plot", "table", "verify", "import", "compare", "report"}
+    reads = {"evaluate", "autopsy", "export", "generate", "plot", "table", "verify", "import", "compare", "report"}
     missing = [4] if words[0] in reads or "--from" in words else []
     missing += [3] if "--config.data.source=" in line else []  # a text of the reader's own
     assert cli.main([*words, *([] if "--dry_run" in words else ["--dry_run"])]) in (0, *missing)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -61,6 +61,7 @@ class Nonoverlapping(_Consecutive):
     """
 
     name, letter, title = "nonoverlapping", "P1", "non-overlapping windows"
+    reads: ClassVar[tuple[str, ...]] = ("num_targets", "attention_items")
 
     @classmethod
     def problems(cls, config: EvalConfig, train_len: int) -> list[str]:
@@ -87,6 +88,7 @@ class BeginEveryWindow(Nonoverlapping):
     """
 
     name, letter, title = "begin_every_window", "P1B", "non-overlapping windows after the begin token"
+    reads = ("num_targets",)
 
     def begins(self, targets: Targets, windows: np.ndarray) -> np.ndarray:
         return np.ones(len(windows), bool)

@@ -30,7 +30,8 @@ class EvalConfig:
       sliding_lengths: window lengths of `sliding`, to which L is added too. () stands for L, 2L, 4L, 8L and 16L, as far
         as `lengths` go.
       num_items: items of a task that each length is measured with.
-      attention_items: of these, the ones whose attention weights are read too; 0 for none.
+      attention_items: of these, the ones whose attention weights are read too; 0 for none. For a text it is a number of
+        windows of `nonoverlapping`.
       stride: of windows that overlap. 0 stands for L/4, or for half of each window of hf_strided.
       batch_tokens: tokens per call of the model.
       executor: the executor of attention, see `posx.attend`.

@@ -38,7 +38,8 @@ def _run(words: list[str]) -> int:
         return 0
     values, config = read_words(COMMANDS[name], words)
     if values["print_config"]:
-        print(_settings(values, config, sweep=name == "sweep"))
+        run_operand = values["operand"] if COMMANDS[name].sections else ""  # of posx autopsy RUN
+        print(_settings(values | {"workdir": values["workdir"] or run_operand}, config, sweep=name == "sweep"))
     else:
         run(name, values, config)
     return 0

@@ -141,6 +141,16 @@ _OWN: dict[str, Command] = {
         ("Sweeps", "docs/guides/sweeps.md"),
         {"format": ("markdown", ", ".join(FORMS))},
     ),
+    "autopsy": Command(
+        "why a trained run fails beyond its training length",
+        ("Why does it fail?", "docs/guides/autopsy.md"),
+        {
+            **{name: MEASURING[name] for name in ("lengths", "num_targets", "executor")},
+            "json": (False, "print all numbers as one JSON object"),
+        },
+        operand="RUN",
+        sections=("data", "eval"),
+    ),
     "compare": Command(
         "which of several checkpoints is better, and which method, on the same targets",
         ("Protocols and intervals", "docs/guides/protocols.md"),

@@ -8,7 +8,7 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +85,12 @@ def _requests(values: dict[str, Any], workdir: Path) -> tuple[list[Request], dic
     errors = []
     for folder in folders:
         try:
-            variants = list(_run_variants(values, folder))
+            variants = list(run_variants(values, folder))
         except (ConfigError, WorkdirError) as error:
             errors.append(error)
             failed[run_name(folder.path, workdir)] = str(error)
         else:
-            requests |= {one[0].path: _request(values, *one) for one in variants}
+            requests |= {one[0].path: make_request(values, *one) for one in variants}
     if errors and not requests:
         raise errors[0]
     if not requests:
@@ -104,8 +104,11 @@ def _requests(values: dict[str, Any], workdir: Path) -> tuple[list[Request], dic
     return list(requests.values()), failed
 
 
-def _run_variants(values: dict[str, Any], folder: RunFolder) -> Iterator[tuple[RunFolder, RunConfig, RunFolder | None]]:
-    """Yield a run, or those with its weights under the encodings and masks that the flags name, and their parent."""
+def run_variants(values: dict[str, Any], folder: RunFolder) -> Iterator[tuple[RunFolder, RunConfig, RunFolder | None]]:
+    """Yield a run, or those with its weights under the encodings and masks that the flags name, and their parent.
+
+    Raises ConfigError if the flags name nothing, or a change that does not fit the trained weights.
+    """
     texts, masks = split(values["encoding"]), tuple(split(values["masks"]))
     for flag, choices in (("encoding", texts), ("masks", masks)):
         if values[flag] and not choices:
@@ -134,7 +137,8 @@ def _run_variants(values: dict[str, Any], folder: RunFolder) -> Iterator[tuple[R
                 yield child, child.read_config() if child.hash else run, folder
 
 
-def _request(values: dict[str, Any], folder: RunFolder, run: RunConfig, parent: RunFolder | None) -> Request:
+def make_request(values: dict[str, Any], folder: RunFolder, run: RunConfig, parent: RunFolder | None) -> Request:
+    """Return the evaluation of a run by the flags and settings of a command. Raises ConfigError if they do not fit."""
     settings = replace_settings(run, values["overrides"], COMMANDS["evaluate"].sections)
     for name in {"tokenizer", "vocab_size"} & set(settings["data"]):
         raise ConfigError(
@@ -188,6 +192,19 @@ def _evaluate_processes(values: dict[str, Any], requests: Sequence[Request]) -> 
         return {task.folder: task.rows() for task in tasks}, failed
 
 
+def redraw(runs: Iterable[RunFolder]) -> list[Path]:
+    """Draw the figures that exist again. Return the folders of the runs, of their sweeps and of the sweeps around."""
+    from posx.lab import plots  # Matplotlib: once the settings are known to be right
+
+    places = list(dict.fromkeys(place for run in runs for place in (run.path, *run.path.parents[:2])))
+    for place in places:
+        try:
+            plots.draw_again(place)
+        except WorkdirError as error:
+            say(f"notice: there are no figures: {error}")
+    return places
+
+
 def _show(values: dict[str, Any], workdir: Path, measured: Measured, failed: Mapping[str, str]) -> None:
     """Print the rows as JSON lines, or print them as a table and redraw the figures that exist.
 
@@ -207,13 +224,7 @@ def _show(values: dict[str, Any], workdir: Path, measured: Measured, failed: Map
         sys.stdout.flush()  # before the figures, which take longer
         if work_folder(values).is_file():
             say("notice: the rows of an exported file are not stored; --json prints them")
-        # The folders of a run, of its sweep and of the sweeps around it.
-        places = list(dict.fromkeys(place for run in measured for place in (run.path, *run.path.parents[:2])))
-        for place in places:
-            try:
-                plots.draw_again(place)
-            except WorkdirError as error:
-                say(f"notice: there are no figures: {error}")
+        places = redraw(measured)
         tables = [place / "table.md" for place in places if plots.is_table(place / "table.md")]
         shown = {path: path.read_text("utf-8", "replace").partition(f"\n\n{plots.TRAINING}")[0] for path in tables}
         others = [typed_path(path) for path, text in shown.items() if text.rstrip("\n") != made]

@@ -21,7 +21,9 @@ ROW_VERSION = 6
 #: The results of a measurement. Only "ok" has numbers.
 STATUSES = ("ok", "oom", "nonfinite", "undefined")
 #: The fields of attention weights that hold numbers.
-WEIGHTS = ("right_weight", "mean_right_weight", "zero_weights", "zero_weights_bfloat16", "attention_entropy")
+WEIGHTS = (
+    "right_weight", "mean_right_weight", "zero_weights", "zero_weights_bfloat16", "attention_entropy", "far_weight"
+)  # fmt: skip
 #: The fields that hold numbers.
 SCORES = (
     "nll", "ppl", "bpb", "nll_interval", "block_nll", "position_nll", "exact_match", "accuracy", "exact_match_interval",

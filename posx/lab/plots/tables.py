@@ -21,7 +21,7 @@ _EMPTY, _HEAD = "-", "encoding | seeds"
 #: The numbers of attention weights by the titles of their columns.
 WEIGHTS = {
     "weight on the right token": "right_weight", "zeros": "zero_weights", "zeros in bfloat16": "zero_weights_bfloat16",
-    "entropy": "attention_entropy",
+    "entropy": "attention_entropy", "weight beyond L": "far_weight",
 }  # fmt: skip
 
 
@@ -158,8 +158,10 @@ def _weight_tables(panel: Panel) -> Iterator[RowTable]:
     columns = {title: points for title, points in columns.items() if any(point.values for point in points.values())}
     if columns:
         items = " to ".join(f"{n:,}" for n in sorted({rows.attention_items.min(), rows.attention_items.max()}))
-        lines = [(one, {title: columns[title][one.label] for title in columns}) for one in curves["zeros"]]
-        facts = [f"Attention weights of {items} items per length", *captions.subtitle([panel])[1:]]
+        read = [one for one in curves["zeros"] if one.points]
+        lines = [(one, {title: columns[title][one.label] for title in columns}) for one in read]
+        noun = "items" if panel.protocol == Answers.name else "windows"
+        facts = [f"Attention weights of {items} {noun} per length", *captions.subtitle([panel])[1:]]
         yield RowTable(panel, facts, [], [*columns], lines, [])
 
 

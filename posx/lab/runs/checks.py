@@ -92,10 +92,10 @@ def _protocol_problems(run: RunConfig) -> Iterator[str]:
             f"train.stop_check_steps={run.train.stop_check_steps} measures the answers of a task, but data.source="
             f"{run.data.source} is text. Leave it out."
         )
-    if run.eval.attention_items and not run.data.is_task:
+    if run.eval.attention_items and run.target_kind == "hidden tokens":
         yield (
-            f"eval.attention_items={run.eval.attention_items} reads the attention weights of items of a task, but "
-            f"data.source={run.data.source} is text. Leave it out."
+            f"eval.attention_items={run.eval.attention_items} reads the attention weights of a model of next tokens, "
+            "but train.objective=masked predicts hidden tokens. Leave it out."
         )
     classes = list(map(protocols.protocol_class, run.eval.protocols))
     fits = [cls.name for cls in protocols.PROTOCOLS.values() if cls.measures == run.target_kind]

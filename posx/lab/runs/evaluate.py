@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from posx.encodings import code_of
-from posx.evaluation.protocols import BeginEveryWindow
+from posx.evaluation.protocols import BeginEveryWindow, Nonoverlapping
 from posx.evaluation.scoring import Measured, Scored
 from posx.lab import interrupts
 from posx.lab.config import EvalConfig, RunConfig
@@ -29,6 +30,7 @@ from posx.lab.runs.cost import Pass, evaluation_speed, pass_cost
 from posx.lab.runs.describe import slower
 from posx.lab.runs.environment import measuring_facts
 from posx.lab.runs.folder import RunFolder
+from posx.lab.runs.mechanism import attention_facts, window_items
 from posx.lab.runs.scores import Way, hidden_scores, model_scores
 from posx.lab.runs.targets import Asked, EvaluationPlan, asked_rows, few_documents, run_stream
 from posx.lab.training.layout import Layout
@@ -75,7 +77,6 @@ def text_rows(
 ) -> list[dict[str, Any]]:
     """Return the rows of a text, see `evaluate_run`. `facts` are the fields that all of them have."""
     asked = asked_rows(run, config, model, dataset, folder, facts)
-    rows = [with_checksum(one.stored | facts) for one in asked if one.stored]
     missing = [one for one in asked if not one.stored]
     way = Way(config.executor, config.precision)
     log_probs = model_scores(model, params, way, layout, run.train.token_positions)
@@ -83,6 +84,13 @@ def text_rows(
         log_probs = hidden_scores(log_probs, mask_id(dataset.tokenizer.vocab_size))
     work = _Work(model, config, slower(model) / evaluation_speed(run) if missing else 0.0)
     (stream, documents), token_bytes = run_stream(dataset), dataset.validation.token_bytes
+    attention = functools.partial(_window_attention, run, config, model, params, layout, stream)
+    rows = []
+    for one, row in ((one, one.stored) for one in asked if one.stored):
+        weights = attention(one, row)
+        rows.append(with_checksum(row | facts | weights))
+        if weights:  # the losses need not be measured again
+            folder.append(folder.eval_file, rows[-1])
     token_bytes = None if token_bytes is None else np.insert(token_bytes, 0, 0)
     # One for all protocols: per-position loss is read off a pass that the non-overlapping protocol makes.
     measured = Measured(
@@ -101,7 +109,7 @@ def text_rows(
                 interrupts.raise_pending()
                 how = {"executor": config.executor, "precision": config.precision}
                 floor = {"unigram_ppl": _unigram_perplexity(one, measured, losses)}
-                more = {"anchor": one.plan.anchor, **floor, **how, "env": measuring_facts()}
+                more = {"anchor": one.plan.anchor, **floor, **how, "env": measuring_facts(), **attention(one, row)}
                 rows.append(with_checksum(facts | row | more))
                 folder.append(folder.eval_file, rows[-1])
                 work.finish(_line(rows[-1]))
@@ -118,6 +126,26 @@ def frequency_losses(dataset: TextDataset) -> np.ndarray | None:
     for start in range(0, len(tokens), _COUNTED):
         counts += np.bincount(tokens[start : start + _COUNTED], minlength=size)
     return np.log(counts.sum() / counts) if len(tokens) else None
+
+
+def _window_attention(
+    run: RunConfig, config: EvalConfig, model: Model, params: Any, layout: Layout, stream: np.ndarray, one: Asked,
+    row: dict[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """Return the fields of attention weights that `config` asks of a row and that it does not have.
+
+    Windows of `nonoverlapping` alone are read.
+
+    row: the losses of the asked row, with the weights that were read before.
+    """
+    count, length, is_measured = config.attention_items, one.length, row.get("status", "ok") == "ok"
+    if not count or not is_measured or one.windows is None or one.plan.protocol.name != Nonoverlapping.name:
+        return {}
+    items = window_items(stream, one.windows, length, count)
+    if items is None or row.get("attention_items") == len(items.tokens):
+        return {}
+    pos = run.train.token_positions.measure(length)
+    return attention_facts(model.at_length(length), params, items, config.precision, layout, pos, padding=None)
 
 
 def _unigram_perplexity(one: Asked, measured: Measured, losses: np.ndarray | None) -> float | None:

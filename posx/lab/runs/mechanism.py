@@ -1,7 +1,7 @@
-"""The attention weights of a model on the items of a task: does it look at the token that an answer is read from?
+"""The attention weights of a model on items: how far, how sharply, and at the right token?
 
-A query is scored if it predicts a token of an answer. The right token of a query is the one that its answer is read
-from, see `posx.lab.tasks.Items`.
+An item is one of a task or a window of text. A query is scored if it predicts a token of an answer, in a text always.
+The right token of a query is the one that its answer is read from, see `posx.lab.tasks.Items`. A text has none.
 """
 
 from __future__ import annotations
@@ -33,13 +33,36 @@ LARGEST_WEIGHTS = 2**24
 PLACES = 6
 
 
+def window_items(stream: np.ndarray, windows: np.ndarray, length: int, count: int) -> Items | None:
+    """Return at most `count` whole windows of a text, evenly spread over it; None if no window is whole.
+
+    Args:
+      stream: tokens [n + 1].
+      windows: [n, 3], as `Targets.windows`. One is whole if it has `length` targets.
+      length: of windows, in tokens.
+      count: of windows.
+    """
+    starts = windows[windows[:, 2] - windows[:, 1] == length, 0]
+    if not len(starts):
+        return None
+    chosen = starts[np.unique(np.linspace(0, len(starts) - 1, count).astype(int))]
+    tokens = jnp.asarray(stream[chosen[:, None] + np.arange(length + 1)], jnp.int32)
+    return Items(tokens, jnp.ones(tokens.shape, bool))
+
+
 def attention_facts(
-    model: Model, params: Any, items: Items, precision: str, layout: Layout = Layout(), pos: np.ndarray | None = None
+    model: Model,
+    params: Any,
+    items: Items,
+    precision: str,
+    layout: Layout = Layout(),
+    pos: np.ndarray | None = None,
+    padding: int | None = PAD,
 ) -> dict[str, Any]:
     """Return the fields of a row about the attention weights of a model on items.
 
     A weight is that of the dense executor, from logits of at least float32. In bfloat16 it is rounded afterwards. Pairs
-    are the visible ones between tokens of an item, so <pad> does not count.
+    are the visible ones between tokens of an item, so `padding` does not count. L is the training length.
 
     Args:
       model: for windows of the length of the items.
@@ -48,17 +71,20 @@ def attention_facts(
       precision: of products of float32 numbers.
       layout: of the parameters.
       pos: positions [t], None for 0 to t - 1.
+      padding: the token that fills items up, None for windows of a text.
 
     Returns:
-      `attention` holds lists [layers, heads]. Two are means over scored queries: the weight on the right token, and
-      the entropy in nats. Two are the shares of weights that are exactly 0. The other fields sum them up over heads.
-      Without right tokens the weight on them is None.
+      `attention` holds lists [layers, heads]. Three are means over scored queries: the weight on the right token, the
+      entropy in nats, and `far_weight`. The latter is the weight on tokens L or more back. Two are the shares of
+      weights that are exactly 0. The other fields sum them up over heads. Without right tokens the weight on them is
+      None.
 
     Raises:
       OutOfMemoryError: the weights of one item do not fit.
     """
     tokens, scored = np.asarray(items.tokens), np.asarray(items.scored)
     source = np.full_like(tokens, -1) if items.source is None else np.asarray(items.source)
+    inside = np.ones(tokens.shape, bool) if padding is None else tokens != padding
     params = params if layout.is_global else replicate(params, 1)
     length, heads = tokens.shape[1] - 1, model.dims.num_heads
     rows, totals = max(1, LARGEST_WEIGHTS // (heads * length**2)), None
@@ -67,7 +93,7 @@ def attention_facts(
         missing = max(0, start + rows - len(tokens)) if start else 0  # so that one program serves all
         padded = (
             np.pad(x[start : start + rows], ((0, missing), (0, 0)), constant_values=value)
-            for x, value in ((tokens, PAD), (scored, False), (source, -1))
+            for x, value in ((tokens, PAD), (scored, False), (source, -1), (inside, False))
         )
         try:
             sums = jax.tree.map(np.float64, _sum_up(layout, model, precision, params, pos, *padded))
@@ -76,7 +102,7 @@ def attention_facts(
                 raise
             raise OutOfMemoryError(
                 f"eval.attention_items: the attention weights of {length} tokens, {size(4.0 * heads * length**2)} in "
-                "each layer, do not fit. Lower eval.lengths, or set it to 0."
+                "each layer, do not fit. Lower eval.lengths, or pass --config.eval.attention_items=0."
             ) from None
         totals = sums if totals is None else jax.tree.map(np.add, totals, sums)
     return _fields(totals, len(tokens), int(scored[:, 1:].sum()), int((source[:, 1:] >= 0).sum()))
@@ -90,6 +116,7 @@ def _fields(totals: Any, count: int, num_scored: int, num_right: int) -> dict[st
         "zero_weights": totals["zero"] / pairs,
         "zero_weights_bfloat16": totals["zero_bfloat16"] / pairs,
         "entropy": totals["entropy"] / num_scored,
+        "far_weight": totals["far"] / num_scored,
     }
     known = {name: x.round(PLACES) for name, x in means.items() if x is not None}
     every = {name: round(float(x.mean()), PLACES) for name, x in known.items()}
@@ -101,6 +128,7 @@ def _fields(totals: Any, count: int, num_scored: int, num_right: int) -> dict[st
         "zero_weights": every["zero_weights"],
         "zero_weights_bfloat16": every["zero_weights_bfloat16"],
         "attention_entropy": every["entropy"],
+        "far_weight": every["far_weight"],
     }
 
 
@@ -117,7 +145,14 @@ def _program(layout: Layout, model: Model, precision: str) -> Any:
 
 
 def _sums(
-    model: Model, precision: str, params: Any, pos: Any, tokens: jax.Array, scored: jax.Array, source: jax.Array
+    model: Model,
+    precision: str,
+    params: Any,
+    pos: Any,
+    tokens: jax.Array,
+    scored: jax.Array,
+    source: jax.Array,
+    inside: jax.Array,
 ) -> dict[str, jax.Array]:
     """Return sums over queries of items, [layers, heads], and the number of visible `pairs` [layers].
 
@@ -127,9 +162,11 @@ def _sums(
       params: its parameters.
       pos: positions [t], None for 0 to t - 1.
       tokens, scored, source: [b, t + 1], as in `Items`. -1 has no right token.
+      inside: bool [b, t + 1], whether a token belongs to its item.
     """
-    inputs, scored, source = tokens[:, :-1], scored[:, 1:], source[:, 1:]
-    is_inside = inputs != PAD
+    inputs, scored, source, is_inside = tokens[:, :-1], scored[:, 1:], source[:, 1:], inside[:, :-1]
+    place = jnp.arange(inputs.shape[1])
+    is_far = place[:, None] - place[None, :] >= model.dims.train_len
 
     def read(w: jax.Array, visible: jax.Array) -> dict[str, jax.Array]:
         seen = visible & is_inside[:, :, None] & is_inside[:, None, :]
@@ -142,6 +179,7 @@ def _sums(
         return {
             "right": jnp.where(source[:, None] >= 0, at_source, 0).sum(axis=(0, 2)),
             "entropy": jnp.where(scored[:, None], -xlogy(w, w).sum(axis=3), 0).sum(axis=(0, 2)),
+            "far": jnp.where(scored[:, None, :, None] & is_far[None, None], w, 0).sum(axis=(0, 2, 3)),
             "zero": count_zeros(w),
             "zero_bfloat16": count_zeros(rounded),
             "pairs": seen.sum(),

@@ -210,7 +210,7 @@ def test_print_config_and_dry_run_write_nothing(capsys, site, whole, tmp_path, m
     if COMMANDS[command].takes_config:
         words = [f"--config={site / 'tiny.py'}", f"--workdir={tmp_path / 'new'}", f"--config.data.cache_dir={cache}"]
     else:
-        words = [*(["t5"] if COMMANDS[command].operand else []), f"--workdir={whole}"]
+        words = [*(["t5"] if COMMANDS[command].operand not in ("", "RUN") else []), f"--workdir={whole}"]
     if command == "export":
         words += ["--to=model.safetensors"]
     if command == "import":

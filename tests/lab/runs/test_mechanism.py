@@ -4,12 +4,14 @@ import jax
 import numpy as np
 import pytest
 
+from posx.lab.config import base_config, run_config
 from posx.lab.config.sections import ModelConfig
 from posx.lab.data import DataConfig, prepare
 from posx.lab.layers import sequential
 from posx.lab.model import make_model
 from posx.lab.runs import mechanism
-from posx.lab.runs.mechanism import attention_facts
+from posx.lab.runs.autopsy import observations
+from posx.lab.runs.mechanism import attention_facts, window_items
 
 #: -log of the least normal and the least subnormal number of float32. Weights below the first may be flushed to 0.
 NORMAL, SUBNORMAL = 87.34, 103.98
@@ -56,6 +58,26 @@ def test_equal_weights_are_known_in_closed_form():
     right = np.nonzero(items.source >= 0)[1]
     np.testing.assert_allclose(found["attention"]["entropy"], np.full((2, 4), np.log(seen).mean()), rtol=1e-5)
     np.testing.assert_allclose(found["attention"]["right_weight"], np.full((2, 4), (1 / right).mean()), atol=2e-6)
+
+
+def test_far_weight_of_a_text_is_of_distances_of_l_or_more():
+    """Without content NoPE gives the weight (n - L) / n to tokens L or more back, if a query sees n tokens."""
+    config, stream = ModelConfig(num_layers=1, model_dim=16, num_heads=2), np.arange(100) % 7
+    model = make_model(config, "nope", 7, train_len=8)
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, x: 0 * x if "query" in jax.tree_util.keystr(path) else x, model.init(jax.random.key(0))
+    )
+    windows = np.array([[0, 0, 32], [32, 0, 32], [64, 0, 20]])  # the last is not whole
+    items = window_items(stream, windows, 32, 9)
+    assert items.tokens.shape == (2, 33) and items.tokens[1, 0] == stream[32]
+    found = attention_facts(model, params, items, "highest", padding=None)
+    wanted = np.mean([max(n - 8, 0) / n for n in range(1, 33)])
+    np.testing.assert_allclose(found["attention"]["far_weight"], np.full((1, 2), wanted), rtol=1e-5)
+    settings = base_config("nope")
+    settings.train.length = 8
+    known = observations(run_config(settings), {"eval_len": 32} | found)
+    assert known["equal_far_weight"] == pytest.approx(wanted, abs=1e-6) and known["new_planes"] is None
+    assert window_items(stream, windows, 33, 9) is None
 
 
 def test_zeros_are_the_weights_that_alibi_underflows():

@@ -162,7 +162,10 @@ def test_batches_depend_on_step_and_seed_alone():
         (["--config.data.source=task:parity", "--config.data.tokenizer=bpe"], ["data.tokenizer=bpe", "no text"]),
         (["--config.data.source=task:parity", "--config.eval.protocols=sliding"], ["sliding", "answers"]),
         (["--config.eval.protocols=answers"], ["answers", "task"]),
-        (["--config.eval.attention_items=5"], ["eval.attention_items=5", "is text"]),
+        (
+            ["--config.eval.attention_items=5", "--config.train.objective=masked"],
+            ["attention_items=5", "hidden tokens"],
+        ),
         (
             ["--config.data.source=task:parity", "--config.eval.num_items=4", "--config.eval.attention_items=5"],
             ["eval.attention_items=5", "eval.num_items=4"],
