@@ -5,6 +5,7 @@
     python -m experiments.tasks.tasks commands | sh
     python -m experiments.tables collect runs/tasks_gates gates >> experiments/tasks/runs.jsonl
     python -m experiments.tasks.tasks table
+    python -m experiments.tasks.tasks rates
     python -m experiments.tasks.tasks figure
     python -m experiments.tasks.tasks gates
 
@@ -39,8 +40,12 @@ def task_name(row: Row) -> str:
     return row["data_source"].removeprefix("task:")
 
 
+def short_name(task: str) -> str:
+    return task.partition("(")[0]
+
+
 def metric_of(task: str) -> str:
-    return METRICS.get(task.partition("(")[0], "exact_match")
+    return METRICS.get(short_name(task), "exact_match")
 
 
 def read_cells(runs: Sequence[Run]) -> Cells:
@@ -82,13 +87,31 @@ def order_rows(cells: Cells, tasks: Sequence[str]) -> list[str]:
 def table(cells: Cells) -> str:
     """Return right answers in per cent by encoding, task and length as Markdown."""
     tasks = tasks_in(cells)
-    head = ["encoding", "seeds", *(f"{task}, {'L' if k == 1 else f'{k} L'}" for task in tasks for k in FACTORS)]
+    places = [f"{short_name(task)}, {'L' if k == 1 else f'{k} L'}" for task in tasks for k in FACTORS]
     body = []
     for encoding in order_rows(cells, tasks):
         counts = {len({row["seed"] for row in cells[encoding].get(task, ())}) for task in tasks}
         each = (values_at(cells[encoding].get(task, ()), k, metric_of(task)) for task in tasks for k in FACTORS)
         body.append([f"`{encoding}`", " or ".join(map(str, sorted(counts))), *map(range_text, each)])
-    return markdown(head, body)
+    return markdown(["encoding", "seeds", *places], body)
+
+
+def rates(runs: Sequence[Run]) -> str:
+    """Return right answers in per cent at L and 2 L of seed 0, by encoding, task and learning rate, as Markdown."""
+    found = dict[tuple[str, str, float], list[Row]]()
+    for run in runs:
+        if run["seed"] == 0:
+            rows = rows_of([run])
+            found[run["encoding"], task_name(rows[0]), run["settings"]["train.learning_rate"]] = rows
+    columns = sorted({(task, rate) for _, task, rate in found})
+    body = []
+    for encoding in dict.fromkeys(encoding for encoding, _, _ in found):
+        line = [f"`{encoding}`"]
+        for task, rate in columns:
+            each = (values_at(found.get((encoding, task, rate), ()), k, metric_of(task)) for k in FACTORS[:2])
+            line.append(", ".join(map(range_text, each)))
+        body.append(line)
+    return markdown(["encoding", *(f"{short_name(task)}, {rate:g}" for task, rate in columns)], body)
 
 
 def figure(cells: Cells, path: Path) -> None:
@@ -111,7 +134,7 @@ def figure(cells: Cells, path: Path) -> None:
             axis.text(column, line, text, ha="center", va="center", color=color, fontsize=8)
         axis.set_xticks(range(len(FACTORS)), ["L" if k == 1 else f"{k} L" for k in FACTORS])
         axis.set_yticks(range(len(names)), names, fontsize=8)
-        axis.set_title(f"{task}\n{metric_of(task).replace('_', ' ')}, %", fontsize=9)
+        axis.set_title(f"{short_name(task)}\n{metric_of(task).replace('_', ' ')}, %", fontsize=9)
     drawn.colorbar(image, ax=axes, fraction=0.05, label="right, %")
     drawn.savefig(path, dpi=120)
 
@@ -175,6 +198,8 @@ def main(words: Sequence[str]) -> None:
     match words:
         case ["table"]:
             print(table(read_cells(load("tasks", "cells"))))
+        case ["rates"]:
+            print(rates([*load("tasks", "cells"), *load("tasks", "rates")]))
         case ["figure"]:
             figure(read_cells(load("tasks", "cells")), HERE / "tasks" / "tasks.png")
         case ["commands"]:

@@ -15,6 +15,7 @@ from experiments.intervals import coverage, unpaired, verdicts
 from experiments.leaderboard import leaderboard
 from experiments.recipe import recipe
 from experiments.tables import SLIDING, Seeds, by_setting, load, perplexities
+from experiments.tasks import tasks
 from experiments.train_short_test_long.gates import Study, gates
 from posx.encodings import ENCODINGS
 from posx.lab.files import rows
@@ -89,6 +90,12 @@ def test_perplexities_of_the_study():
 
 def test_gates_of_the_study():
     assert bodies(STUDY)[2] == gates(Study(load(STUDY, "study")))
+
+
+def test_answers_to_the_tasks():
+    cells, others = load("tasks", "cells"), load("tasks", "rates")
+    assert bodies("tasks")[0] == of_markdown(tasks.table(tasks.read_cells(cells)))
+    assert bodies("tasks")[1] == of_markdown(tasks.rates([*cells, *others]))
 
 
 def test_rates_changed_the_study():
