@@ -162,7 +162,7 @@ def _notes(curves: Sequence[Curve], reference: Curve, seeds: Collection[str]) ->
         f"{name} has the median loss at the end, the higher of two. Each run is compared with its run of the "
         f"same seed{alike}",
         "A run reaches the loss at the first logged step from which its own stays at or below it. Parentheses: lowest "
-        f"to highest seed. The steps of {name} itself are below all of its own only by noise or a flat end",
+        f"to highest seed. The row of {name} is below 100 % of its steps only by noise or a flat end",
         "Seconds are of training steps, without compiling, saving and measuring. They do not compare if runs shared a "
         "machine or had different ones",
         *captions.tokens_per_step(curves),
