@@ -36,7 +36,6 @@ STUDIES = {"train_short_test_long": "study", "leaderboard": "cells"}
 DRAWN = "train_short_test_long"
 FACTORS = (2, 4, 8, 16)
 _APART = 0.1  # octaves between a published k and that of a column
-_NAMED = 0.05  # octaves from which a published k is named
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +102,7 @@ def _cell(ratios: Mapping[float, float], seeds: Seeds, factor: int) -> str:
         return ""
     ours = seeds.ratios(factor) if seeds.rows else []
     text = f"{_number(ratios[near])} / {_number(statistics.fmean(ours)) if ours else '-'}"
-    return text if abs(math.log2(near / factor)) < _NAMED else f"{text} (k = {near:.1f})"
+    return text if near == factor else f"{text} (k = {near:.3g})"
 
 
 def _number(value: float) -> str:

@@ -57,14 +57,18 @@ def test_noise_does_not_move_a_crossing_far():
     assert any(one.loss > slow[-1].loss for one in fast if one.step > below + 200)  # single rows cross it many times
 
 
-def put_runs(folder, offsets):
-    """Write runs of two seeds: losses fall from 3 at a rate of their own, and the text of seed 1 is harder by 1 nat."""
-    for (name, rate), seed in itertools.product(offsets.items(), (0, 1)):
-        made = config(name, train__seed=seed, train__steps=100)
-        write(folder, [row(name, 64, seed) | {"settings": made.settings}])
+def put_runs(folder, rates, planned=100, ends=(), **facts):
+    """Write runs of two seeds: losses fall from 3 at a rate of their own, and the text of seed 1 is harder by 1 nat.
+
+    ends: {(encoding, seed): the step at which its log ends}, of runs whose settings and rows have `facts`.
+    """
+    for (name, rate), seed in itertools.product(rates.items(), (0, 1)):
+        made, end = config(name, train__seed=seed, train__steps=planned), dict(ends).get((name, seed), planned)
+        own = facts if (name, seed) in ends else {}
+        write(folder, [row(name, 64, seed) | {"settings": made.settings | own} | own])
         run = folder / f"{name}_L64_s{seed}"
         start(run, made)
-        log = log_of(3 + seed - rate * np.arange(100) / 100, range(10, 101, 10))
+        log = log_of(3 + seed - rate * np.arange(end) / 100, range(10, end + 1, 10))
         lines = ({"step": one.step, "attempt": 1, "loss": one.loss, "tokens": one.tokens} for one in log)
         speed = {"tokens_per_second": 128.0 if seed else 64.0}
         (run / "metrics.jsonl").write_text("".join(json.dumps(with_checksum(line | speed)) + "\n" for line in lines))
@@ -102,3 +106,23 @@ def test_a_run_that_ended_with_nan_is_no_target(tmp_path):
     }
     assert list(found) == ["alibi", "rope", "t5"] and found["alibi"][1] == ((60,), ()) and found["t5"][0] == ((), ())
     assert found["rope"][1] == ((100,), ()) and found["t5"][1] == ((), ("unreached",))
+
+
+def test_a_run_that_solved_its_task_early_is_the_best(tmp_path):
+    """It ended before a window of the planned steps was over."""
+    ends = {("t5", 0): 40, ("t5", 1): 30}
+    facts = {"train.stop_check_steps": 10, "solved": True}
+    put_runs(tmp_path, {"alibi": 0.05, "rope": 0.1, "t5": 6.0}, planned=1000, ends=ends, **facts)
+    table = plots.format_table(tmp_path, "markdown").partition("Steps to a training loss")[2]
+    assert "means of the last 10 steps" in table and cells(table, "t5")[1] == "2"
+    assert cells(table, "t5")[3] == "30" and cells(table, "rope")[3] == "1,000"
+    assert "the task was solved: t5_L64_s0 (step 40 of 1,000), t5_L64_s1 (step 30 of 1,000)" in table
+
+
+def test_a_run_that_was_interrupted_is_no_target(tmp_path):
+    """The loss of T5 at step 60 lies between those of the others at step 100."""
+    put_runs(tmp_path, {"alibi": 2.0, "rope": 1.0, "t5": 2.5}, ends={("t5", 0): 60, ("t5", 1): 60, ("alibi", 1): 60})
+    table = plots.format_table(tmp_path, "markdown").partition("Steps to a training loss")[2]
+    assert cells(table, "t5") == ["t5", "0", *["not finished"] * 3]
+    assert cells(table, "alibi")[1:4] == ["1", "1.11, 1 of 2 not finished", "60, 1 of 2 not finished"]
+    assert cells(table, "rope")[3] == "100" and "loss of rope" in table

@@ -7,23 +7,26 @@ over a window of steps, of equal length for all runs of a table.
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from posx.lab.plots import captions, look
 from posx.lab.plots.curves import objectives
-from posx.lab.plots.groups import Curve, Panel, Point, curves_of_runs
+from posx.lab.plots.groups import Curve, Point, curves_of_runs
 from posx.lab.plots.points import Log
 from posx.lab.plots.tables import RowTable
 from posx.lab.results.columns import make_table
+from posx.lab.results.facts import SCORED_STEP
 
 #: How the text of a table begins.
 TRAINING = "Steps to a training loss"
-#: The failure of a run that does not reach the loss.
-UNREACHED = "unreached"
+#: The failures of a run that does not reach the loss, and of one whose log ends before its planned steps.
+UNREACHED, UNFINISHED = "unreached", "unfinished"
+_FAILED = {UNREACHED: "not reached", UNFINISHED: "not finished"}
 _WINDOWS = 20  # in a training: more would be noisier, fewer would lag behind the loss
 
 
@@ -80,68 +83,86 @@ def convergence_tables(runs: pd.DataFrame, logs: Mapping[str, Log]) -> list[RowT
 
 def _tables(curves: Sequence[Curve], logs: Mapping[str, Log]) -> list[RowTable]:
     """Return the table of curves that may be compared; none if fewer than two have a loss at their end."""
-    window = _window(curves, logs)
+    settings = {run: own for curve in curves for run, own in curve.runs.settings.items()}
+    early = {run: logs[run] for run, own in settings.items() if _ended_early(own, logs[run])}
+    solved = {run: log for run, log in early.items() if _is_solved(settings[run])}
+    logs = {run: logs[run] for run in settings if run in solved or run not in early}
+    window = _window([log for log in logs.values() if math.isfinite(log[-1].loss)])
     ends = {curve.label: _finals(curve, logs, window) for curve in curves}
     ranked = sorted((curve for curve in curves if ends[curve.label].values), key=lambda curve: ends[curve.label].mean)
     if len(ranked) < 2:
         return []
     reference = ranked[len(ranked) // 2]
+    pairs = [
+        (run, seed) for run, seed in zip(reference.runs.run, reference.runs.train_seed, strict=True) if run in logs
+    ]
+    targets = {seed: loss for run, seed in pairs if math.isfinite(loss := final_loss(logs[run], window))}
     name = look.one_line(reference.label)
-    seconds = "seconds to it, each on its own machine"
-    columns = ["smoothed training loss at the end", f"steps to the loss of {name}", seconds]
+    columns = ["smoothed training loss at the end", f"steps to the loss of {name}", "seconds of training to that loss"]
     lines = []
     for curve in [*ranked, *(curve for curve in curves if curve not in ranked)]:
-        points = (ends[curve.label], *_points(curve, reference, logs, window))
+        points = (ends[curve.label], *_points(curve, targets, logs, window))
         drawn = dataclasses.replace(curve, rows=make_table([]), points=points[:1])
         lines.append((drawn, dict(zip(columns, points, strict=True))))
-    own = [logs[run][-1] for run in reference.runs.run]
+    own = [logs[run][-1] for run, seed in pairs if seed in targets]
     source = reference.runs.settings.iloc[0].get("data.source")
     facts = [
-        f"{TRAINING}: that at which {name} ends, {_cell(ends[reference.label])} nats per token after "
+        f"{TRAINING}: that at which {name} ends, {_cell(Point(0, ends[reference.label].values))} nats per token after "
         f"{_cell(Point(0, tuple(row.step for row in own)))} steps and "
         f"{_cell(Point(0, tuple(row.seconds for row in own)))} s",
         f"trained at L = {reference.runs.train_len.iloc[0]}" + (f" on {look.one_line(source, 40)}" if source else ""),
         f"losses are means of the last {window:,.0f} steps",
     ]
-    panel = Panel(int(reference.runs.train_len.iloc[0]), "", None, tuple(curves), make_table([]), {})
-    return [RowTable(panel, facts, [], columns, lines, _notes(curves, reference, name), _cell)]
+    said = [f"{run} (step {log[-1].step:,.0f} of {settings[run]['train.steps']:,})" for run, log in solved.items()]
+    notes = _notes(curves, reference, targets)
+    notes += [f"Ended early, as the task was solved: {captions.join_names(said, 'runs')}"] if said else []
+    return [RowTable(None, facts, [], columns, lines, notes, _cell)]
 
 
-def _window(curves: Sequence[Curve], logs: Mapping[str, Log]) -> float:
-    """Return the steps of the window: a share of the shortest training, at least those between two rows of a log."""
-    runs = [(settings, logs[run]) for curve in curves for run, settings in curve.runs.settings.items()]
-    planned = min(float(settings.get("train.steps") or log[-1].step) for settings, log in runs)
-    return max(1.0, planned // _WINDOWS, *(max(np.diff([0.0, *(row.step for row in log)])) for _, log in runs))
+def _ended_early(settings: Mapping[str, Any], log: Log) -> bool:
+    """Tell whether a log ends before the planned steps, and not with NaN."""
+    return log[-1].step < settings.get("train.steps", 0) and math.isfinite(log[-1].loss)
+
+
+def _is_solved(settings: Mapping[str, Any]) -> bool:
+    """Tell whether training may end early and its last weights count as those of all steps."""
+    return bool(settings.get("train.stop_check_steps")) and settings.get(SCORED_STEP) == settings["train.steps"]
+
+
+def _window(logs: Sequence[Log]) -> float:
+    """Return the steps of the window: a share of the shortest log, at least those between two rows of a log."""
+    shortest = min((log[-1].step for log in logs), default=1.0)
+    spaces = [max(np.diff([0.0, *(row.step for row in log)])) for log in logs]
+    return float(min(shortest, max(1.0, shortest // _WINDOWS, *spaces)))
 
 
 def _finals(curve: Curve, logs: Mapping[str, Log], window: float) -> Point:
-    """Return the smoothed losses at the end of the runs of a curve, without those that are NaN."""
-    losses = [final_loss(logs[run], window) for run in curve.runs.run]
-    return Point(0, tuple(filter(math.isfinite, losses)))
+    """Return the smoothed losses at the end of the runs of a curve without those that are NaN."""
+    losses = [final_loss(logs[run], window) for run in curve.runs.run if run in logs]
+    unfinished = (UNFINISHED,) * (len(curve.runs) - len(losses))
+    return Point(0, tuple(filter(math.isfinite, losses)), unfinished)
 
 
-def _points(curve: Curve, reference: Curve, logs: Mapping[str, Log], window: float) -> tuple[Point, Point]:
-    """Return the steps and the seconds that the runs of a curve need, each to the loss of the same seed."""
-    pairs = zip(reference.runs.run, reference.runs.train_seed, strict=True)
-    targets = {seed: target for run, seed in pairs if math.isfinite(target := final_loss(logs[run], window))}
-    own = [(logs[run], seed) for run, seed in zip(curve.runs.run, curve.runs.train_seed, strict=True)]
-    long = [(log, targets[seed]) for log, seed in own if seed in targets and log[-1].step >= window]
-    reached = [first_reached(log, target, window) for log, target in long]
-    failures = (UNREACHED,) * reached.count(None)
+def _points(curve: Curve, targets: Mapping[str, float], logs: Mapping[str, Log], window: float) -> tuple[Point, Point]:
+    """Return the steps and the seconds that the runs of a curve need, each to the loss of its seed."""
+    own = [(run, seed) for run, seed in zip(curve.runs.run, curve.runs.train_seed, strict=True) if seed in targets]
+    reached = [first_reached(logs[run], targets[seed], window) for run, seed in own if run in logs]
+    failures = (UNREACHED,) * reached.count(None) + (UNFINISHED,) * sum(run not in logs for run in curve.runs.run)
     steps, seconds = (tuple(getattr(one, name) for one in reached if one) for name in Reached._fields)
     return Point(0, steps, failures), Point(0, seconds, failures)
 
 
-def _notes(curves: Sequence[Curve], reference: Curve, name: str) -> list[str]:
+def _notes(curves: Sequence[Curve], reference: Curve, seeds: Collection[str]) -> list[str]:
+    """Return what the numbers mean. seeds: of the runs of the reference that have a loss at their end."""
+    name = look.one_line(reference.label)
     batches = {settings.get("train.batch_size") for curve in curves for settings in curve.runs.settings}
     alike = ", which saw the same batches in the same order" if len(batches) == 1 else ""
-    seeds = set(reference.runs.train_seed)
-    lonely = [one.label for one in curves if not set(one.runs.train_seed) <= seeds]
+    lonely = [one.label for one in curves if not {*one.runs.train_seed} <= {*seeds} and one is not reference]
     return [
         f"{name} has the median loss at the end, the higher of two. Each run is compared with its run of the "
         f"same seed{alike}",
         "A run reaches the loss at the first logged step from which its own stays at or below it. Parentheses: lowest "
-        f"to highest seed. The row of {name} shows how early noise or a flat end reaches it",
+        f"to highest seed. The row of {name} is below 100 % of its steps only by noise or a flat end",
         "Seconds are of training steps, without compiling, saving and measuring. They do not compare if runs shared a "
         "machine or had different ones",
         *captions.tokens_per_step(curves),
@@ -151,12 +172,14 @@ def _notes(curves: Sequence[Curve], reference: Curve, name: str) -> list[str]:
 
 def _cell(point: Point) -> str:
     """Return the mean, the lowest and highest seed, and how many runs failed: "1,240 (1,200 to 1,300)"."""
-    total, failed = len(point.values) + len(point.failures), len(point.failures)
-    if not point.values:
-        return "not reached" if failed else "-"
-    low, mean, high = map(_number, (point.low, statistics.fmean(point.values), point.high))
-    text = mean if low == high else f"{mean} ({low} to {high})"
-    return f"{text}, {failed} of {total} not reached" if failed else text
+    failed, total = Counter(point.failures), len(point.values) + len(point.failures)
+    parts = [f"{count} of {total} {_FAILED[kind]}" for kind, count in failed.items()]
+    if point.values:
+        low, mean, high = map(_number, (point.low, statistics.fmean(point.values), point.high))
+        parts = [mean if low == high else f"{mean} ({low} to {high})", *parts]
+    elif len(failed) == 1:
+        parts = [_FAILED[kind] for kind in failed]
+    return ", ".join(parts) or "-"
 
 
 def _number(value: float) -> str:

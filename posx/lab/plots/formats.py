@@ -34,7 +34,7 @@ _SCORED = {name: name for name in ("stride", "num_targets", "num_documents", "to
 def table_numbers(tables: Sequence[RowTable]) -> Iterator[dict[str, Any]]:
     """Yield each number of the tables with its spread over seeds, its 95 % interval over text, and what was scored."""
     for made in tables:
-        panel = made.panel
+        protocol = made.panel.protocol if made.panel else None
         for curve, points in made.lines:
             rows = curve.rows[["run", "settings", "status", "step", "eval_len", *_SCORED.values()]]
             by_length = dict(iter(rows.groupby("eval_len")))
@@ -47,8 +47,8 @@ def table_numbers(tables: Sequence[RowTable]) -> Iterator[dict[str, Any]]:
                 warning = "; ".join([*made.warnings, *captions.unfinished_lines(own)])
                 unit = next((unit for start, unit in _UNITS.items() if title.startswith(start)), "1")
                 row = {
-                    "train_len": train_len, "protocol": panel.protocol or None,
-                    "eval_len": length if panel.protocol else None,
+                    "train_len": train_len, "protocol": protocol,
+                    "eval_len": length if protocol else None,
                     "encoding": curve.label, "column": title, "unit": unit, "warning": warning or None,
                     **_spread(point), **facts,
                 }  # fmt: skip

@@ -44,7 +44,7 @@ class RowTable(NamedTuple):
     """The table of one training length and protocol, of all training lengths of a protocol, or of a training.
 
     Attributes:
-      panel: its rows, those of the shortest training length. That of training has no protocol and no rows.
+      panel: its rows, those of the shortest training length; None of a training, which has no rows.
       facts: what was scored, and the meaning of the spreads.
       warnings: why its numbers do not compare.
       columns: the title of each column of numbers.
@@ -53,7 +53,7 @@ class RowTable(NamedTuple):
       write: returns the text of a cell.
     """
 
-    panel: Panel
+    panel: Panel | None
     facts: list[str]
     warnings: list[str]
     columns: list[str]
