@@ -16,13 +16,20 @@ LENGTHS = (64, 128, 256)
 def measured(text: str = "rope", train_len: int = 64, ppl: float = 4.0, **changes: Any) -> list[dict[str, Any]]:
     """Rows of a run with `ppl` at its training length, twice that in windows of twice the length and so on."""
     facts = {"train_len": train_len, "run_id": f"{text}-L{train_len}", "targets": "0a1b", "status": "ok"}
+    facts |= {"hash": facts["run_id"]}
     return [row(text, n, ppl=ppl * n / train_len, **facts | changes) for n in LENGTHS]
 
 
-def under_window(text: str, size: int) -> list[dict[str, Any]]:
-    """Rows of the weights of `measured(text)` whose tokens see the last `size` tokens, with a flat perplexity."""
+def under_window(text: str, size: int, weights: str = "") -> list[dict[str, Any]]:
+    """Rows of `text` on the weights of `measured(weights or text)` under a window, with a flat perplexity."""
     settings = {"model.mask_policy": [f"window(size={size})"], "parent.encoding": text, "parent.kind": f"all of {text}"}
-    settings |= {"parent.hash": text, "encoding.name": text, "train.length": 64, "train.seed": 0, "data": DIGEST}
+    settings |= {
+        "parent.hash": f"{weights or text}-L64",
+        "encoding.name": text,
+        "train.length": 64,
+        "train.seed": 0,
+        "data": DIGEST,
+    }
     own = {"run_id": f"{text}@{size}", "settings": settings}
     return [one | {"ppl": 4.5, "nll": math.log(4.5)} for one in measured(text, **own)]
 
@@ -55,6 +62,11 @@ def test_windows_of_l_are_thin_lines_of_the_same_colour() -> None:
 def test_other_windows_are_curves_of_their_own() -> None:
     made = [*measured("rope"), *under_window("rope", 32)]
     assert set(legend(curves.extrapolation(panels(made)[0]))) == {"rope", "rope under window(size=32)"}
+
+
+def test_a_window_on_other_weights_is_no_baseline() -> None:
+    made = [*measured("rope"), *measured("alibi"), *under_window("alibi", 64, weights="rope")]
+    assert set(legend(curves.extrapolation(panels(made)[0]))) == {"alibi", "rope", "alibi under window(size=64)"}
 
 
 def test_models_trained_at_longer_lengths_are_open_markers() -> None:

@@ -199,7 +199,10 @@ def _curves(seeds: Sequence[pd.DataFrame], looks: Sequence[Look], rows: pd.DataF
 
 
 def _find_windows(seeds: Sequence[pd.DataFrame]) -> dict[int, int]:
-    """Return {number of a curve: that of the curve of the same weights under causal masks} for all windows of L."""
+    """Return {number of a curve: that of the curve of the same weights under causal masks} for all windows of L.
+
+    Each of its runs has the weights of a run of that curve. All settings but masks are equal too.
+    """
     plain: dict[str, list[int]] = {}
     windows: dict[int, str] = {}
     for n, (settings, length) in enumerate((own.settings.iloc[0], own.train_len.iloc[0]) for own in seeds):
@@ -210,7 +213,11 @@ def _find_windows(seeds: Sequence[pd.DataFrame]) -> dict[int, int]:
             plain.setdefault(key, []).append(n)
         elif masks == [mask_text(window(int(length)))] and "parent.hash" in settings and "parent.step" not in settings:
             windows[n] = key
-    return {n: plain[key][0] for n, key in windows.items() if len(plain.get(key, [])) == 1}
+    found = dict[int, int]()
+    for n, key in windows.items():
+        same_weights = [m for m in plain.get(key, []) if seeds[n].weights_of.isin(seeds[m].weights_of).all()]
+        found |= {n: same_weights[0]} if len(same_weights) == 1 else {}
+    return found
 
 
 def _looks(seeds: Sequence[pd.DataFrame], one_figure: bool = False) -> list[Look]:
