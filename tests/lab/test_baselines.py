@@ -1,14 +1,16 @@
 """The baselines of curves: windows of L at test time, training at the longer length, and no context."""
 
 import math
+import pathlib
 from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 
+from posx.errors import WorkdirError
 from posx.lab import plots
 from posx.lab.plots import curves, groups, heat
-from tests.made_rows import DIGEST, as_table, cells, row, words
+from tests.made_rows import DIGEST, as_lines, as_table, cells, row, words
 
 LENGTHS = (64, 128, 256)
 
@@ -109,6 +111,23 @@ def test_triangle_has_a_number_or_a_reason_in_each_cell() -> None:
     assert texts[1] == ["4.00", "8.00", "16.0", "not measured", "1.25", "2.50"]
     boxed = [patch.get_x() + 0.46 for patch in second.patches]
     assert boxed == [0, 2], "the training lengths"
+
+
+def test_triangle_has_a_column_for_each_training_length() -> None:
+    lengths = (*(2**n for n in range(5, 13)), 96)
+    made = [measured("rope", unigram_ppl=6.0)[0], measured("rope", 96, 3.0)[-1]]
+    made = [one | {"eval_len": n} for one in made for n in lengths]
+    first, *_, bar = heat.triangle(panels(made)).axes
+    shown = [text.get_text() for text in first.get_xticklabels()]
+    assert shown[:4] == ["32", "64", "96", "128"] and len(first.patches) == 2
+    assert bar._colorbar.extend == "max", "values above the level without context"
+    assert "| perplexity at 96 |" in plots.table(as_table(made))
+
+
+def test_triangle_of_one_training_length_is_refused(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "eval.jsonl").write_text(as_lines(measured("rope")))
+    with pytest.raises(WorkdirError, match="triangle needs runs of at least two training lengths"):
+        plots.plot(tmp_path, "triangle")
 
 
 def test_triangle_is_a_table_of_all_training_lengths() -> None:
