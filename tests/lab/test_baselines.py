@@ -99,6 +99,12 @@ def test_perplexity_without_context_never_squeezes_curves(level: float, is_drawn
     assert f"{level:g}" in note and ("outside the frame" in note) != is_drawn
 
 
+def test_unlike_levels_without_context_are_a_note() -> None:
+    made = [*measured("rope", unigram_ppl=9.0), *measured("alibi", unigram_ppl=12.5)]
+    figure = curves.extrapolation(panels(made)[0])
+    assert "No context: perplexity 9 to 12.5, by" in " ".join(words(figure)) and "no context" not in words(figure)
+
+
 def test_triangle_has_a_number_or_a_reason_in_each_cell() -> None:
     gone = {"status": "undefined", "nll": None, "ppl": None, "bpb": None}
     long = measured("rope", 256, 2.5)[1:]
