@@ -100,6 +100,11 @@ class Difference(NamedTuple):
         return max(_half_width(level, self.text, *self.seeds), ROUNDING if self.mean else 0.0)
 
     @property
+    def is_equal(self) -> bool:
+        """Whether all losses are equal up to rounding, as those of one function are. Equal means do not suffice."""
+        return max(abs(self.mean), self.half / 10) <= ROUNDING
+
+    @property
     def p(self) -> float | None:
         """The level at which the interval just reaches 0, 1 if the losses are equal; None if there is no interval."""
         if self.text is None:
@@ -123,7 +128,7 @@ class Verdict(NamedTuple):
       low, high: the ends of the 95 % interval of the ratio of perplexities, exp of the difference. None without one.
       p: of this comparison alone, None without an interval.
       adjusted_p: of it among the `family`, None if it is not of the family.
-      family: the number of comparisons of the call that answer this question.
+      family: the number of comparisons of the call that answer this question. Equal losses do not.
       word: "better" or "worse" if `adjusted_p` is below 0.05, else "not separated", "no interval", "too few seeds (3)".
     """
 
@@ -260,7 +265,8 @@ def judge(differences: Sequence[Difference]) -> list[tuple[Verdict, Verdict]]:
     The first answers whether these trained weights differ on other text of this kind, by the interval over text. The
     second answers whether new seeds would differ on other text, by that over text and seeds. Below FEWEST_SEEDS on a
     side its word is "too few seeds", whatever its p. Each question has a family of its own for Holm's correction: the
-    comparisons that can answer it.
+    comparisons that can answer it. If all losses of two sides are equal, there is no question: they are not separated,
+    and do not count in the family.
     """
     methods = [one if one.seeds else one._replace(text=None) for one in differences]
     checkpoints = [one.of_checkpoints for one in differences]
@@ -270,16 +276,17 @@ def judge(differences: Sequence[Difference]) -> list[tuple[Verdict, Verdict]]:
 def _verdicts(differences: Sequence[Difference], fewest: int) -> list[Verdict]:
     """Return the verdicts of one question, which differences of fewer seeds cannot answer."""
     chances = [one.p for one in differences]
-    able = {n: p for n, p in enumerate(chances) if p is not None and differences[n].num_seeds >= fewest}
+    asked = [one.num_seeds >= fewest and not one.is_equal for one in differences]
+    able = {n: p for n, p in enumerate(chances) if p is not None and asked[n]}
     adjusted = dict(zip(able, holm(list(able.values())), strict=True))
     made = []
     for n, one in enumerate(differences):
         low, high = (perplexity(one.mean + end) if math.isfinite(end) else None for end in (-one.half, one.half))
         if one.num_seeds < fewest:
             word = f"too few seeds ({one.num_seeds})"
-        elif n not in adjusted:
+        elif chances[n] is None:
             word = NO_INTERVAL
         else:
-            word = (BETTER if one.mean < 0 else WORSE) if adjusted[n] < SIGNIFICANCE else NOT_SEPARATED
+            word = (BETTER if one.mean < 0 else WORSE) if adjusted.get(n, 1.0) < SIGNIFICANCE else NOT_SEPARATED
         made.append(Verdict(low, high, chances[n], adjusted.get(n), len(able), word))
     return made

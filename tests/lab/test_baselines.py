@@ -1,14 +1,16 @@
 """The baselines of curves: windows of L at test time, training at the longer length, and no context."""
 
 import math
+import pathlib
 from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 
+from posx.errors import WorkdirError
 from posx.lab import plots
 from posx.lab.plots import curves, groups, heat
-from tests.made_rows import DIGEST, as_table, cells, row, words
+from tests.made_rows import DIGEST, as_lines, as_table, cells, row, words
 
 LENGTHS = (64, 128, 256)
 
@@ -16,13 +18,20 @@ LENGTHS = (64, 128, 256)
 def measured(text: str = "rope", train_len: int = 64, ppl: float = 4.0, **changes: Any) -> list[dict[str, Any]]:
     """Rows of a run with `ppl` at its training length, twice that in windows of twice the length and so on."""
     facts = {"train_len": train_len, "run_id": f"{text}-L{train_len}", "targets": "0a1b", "status": "ok"}
+    facts |= {"hash": facts["run_id"]}
     return [row(text, n, ppl=ppl * n / train_len, **facts | changes) for n in LENGTHS]
 
 
-def under_window(text: str, size: int) -> list[dict[str, Any]]:
-    """Rows of the weights of `measured(text)` whose tokens see the last `size` tokens, with a flat perplexity."""
+def under_window(text: str, size: int, weights: str = "") -> list[dict[str, Any]]:
+    """Rows of `text` on the weights of `measured(weights or text)` under a window, with a flat perplexity."""
     settings = {"model.mask_policy": [f"window(size={size})"], "parent.encoding": text, "parent.kind": f"all of {text}"}
-    settings |= {"parent.hash": text, "encoding.name": text, "train.length": 64, "train.seed": 0, "data": DIGEST}
+    settings |= {
+        "parent.hash": f"{weights or text}-L64",
+        "encoding.name": text,
+        "train.length": 64,
+        "train.seed": 0,
+        "data": DIGEST,
+    }
     own = {"run_id": f"{text}@{size}", "settings": settings}
     return [one | {"ppl": 4.5, "nll": math.log(4.5)} for one in measured(text, **own)]
 
@@ -57,6 +66,11 @@ def test_other_windows_are_curves_of_their_own() -> None:
     assert set(legend(curves.extrapolation(panels(made)[0]))) == {"rope", "rope under window(size=32)"}
 
 
+def test_a_window_on_other_weights_is_no_baseline() -> None:
+    made = [*measured("rope"), *measured("alibi"), *under_window("alibi", 64, weights="rope")]
+    assert set(legend(curves.extrapolation(panels(made)[0]))) == {"alibi", "rope", "alibi under window(size=64)"}
+
+
 def test_models_trained_at_longer_lengths_are_open_markers() -> None:
     made = [*measured("rope"), *measured("alibi"), *measured("rope", 128, 3.0), *measured("rope", 256, 2.0)]
     first, *_, last = panels(made)
@@ -85,6 +99,12 @@ def test_perplexity_without_context_never_squeezes_curves(level: float, is_drawn
     assert f"{level:g}" in note and ("outside the frame" in note) != is_drawn
 
 
+def test_unlike_levels_without_context_are_a_note() -> None:
+    made = [*measured("rope", unigram_ppl=9.0), *measured("alibi", unigram_ppl=12.5)]
+    figure = curves.extrapolation(panels(made)[0])
+    assert "No context: perplexity 9 to 12.5, by" in " ".join(words(figure)) and "no context" not in words(figure)
+
+
 def test_triangle_has_a_number_or_a_reason_in_each_cell() -> None:
     gone = {"status": "undefined", "nll": None, "ppl": None, "bpb": None}
     long = measured("rope", 256, 2.5)[1:]
@@ -97,6 +117,23 @@ def test_triangle_has_a_number_or_a_reason_in_each_cell() -> None:
     assert texts[1] == ["4.00", "8.00", "16.0", "not measured", "1.25", "2.50"]
     boxed = [patch.get_x() + 0.46 for patch in second.patches]
     assert boxed == [0, 2], "the training lengths"
+
+
+def test_triangle_has_a_column_for_each_training_length() -> None:
+    lengths = (*(2**n for n in range(5, 13)), 96)
+    made = [measured("rope", unigram_ppl=6.0)[0], measured("rope", 96, 3.0)[-1]]
+    made = [one | {"eval_len": n} for one in made for n in lengths]
+    first, *_, bar = heat.triangle(panels(made)).axes
+    shown = [text.get_text() for text in first.get_xticklabels()]
+    assert shown[:4] == ["32", "64", "96", "128"] and len(first.patches) == 2
+    assert bar._colorbar.extend == "max", "values above the level without context"
+    assert "| perplexity at 96 |" in plots.table(as_table(made))
+
+
+def test_triangle_of_one_training_length_is_refused(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "eval.jsonl").write_text(as_lines(measured("rope")))
+    with pytest.raises(WorkdirError, match="triangle needs runs of at least two training lengths"):
+        plots.plot(tmp_path, "triangle")
 
 
 def test_triangle_is_a_table_of_all_training_lengths() -> None:

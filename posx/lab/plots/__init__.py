@@ -76,6 +76,11 @@ def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
     written = [path for name, draw in figures.items() for path in _save(draw, folder / "figures", name)]
     measure = f"posx evaluate --workdir {shlex.quote(typed_path(folder))}"
     if not written:
+        if what == curves.triangle.__name__ and any(curves.draws(what, panel) for panel in panels(stored)):
+            raise WorkdirError(
+                f"work folder {str(folder)!r}: {what} needs runs of at least two training lengths "
+                "under one protocol and stride."
+            )
         wanted = "rows" if what == "all" else f"rows for {what!r}"
         how = f"Measure its runs with {measure}{' --protocol per_position' if what == PER_POSITION else ''}"
         raise WorkdirError(

@@ -85,18 +85,30 @@ def as_ratios(values: Longer, at_train: Mapping[str, float], train_len: int) -> 
 
 def no_context(panels: Sequence[Panel]) -> float | None:
     """Return the perplexity of the targets by token frequencies alone; None if rows have none, or several."""
-    rows = captions.panel_rows(panels)
-    known = rows.unigram_ppl[rows.status == "ok"].dropna()
-    return float(known.iloc[0]) if len(known) and known.max() <= known.min() * (1 + _SAME) else None
+    known = _levels(panels)
+    return float(known.iloc[0]) if len(known) and _agree(known) else None
 
 
 def no_context_note(panels: Sequence[Panel], ax: Axes | None = None) -> list[str]:
-    """Return a line on the perplexity without context, which says if it lies outside the axes."""
-    level, quantity = no_context(panels), captions.perplexity_name(panels[0].protocol)
-    if level is None:
+    """Return a line on the perplexity without context, which says if it is not drawn: outside the axes, or several."""
+    known, quantity = _levels(panels), captions.perplexity_name(panels[0].protocol)
+    if not len(known):
         return []
-    where = ", outside the frame" if ax and not _shows(ax, level) else ""
-    return [f"No context: {quantity} {level:.4g}, by token frequencies of the training text alone{where}"]
+    several = not _agree(known)
+    level = f"{known.min():.4g} to {known.max():.4g}" if several else f"{known.iloc[0]:.4g}"
+    where = ", which differ, so no line is drawn" if several else ""
+    where = where or (", outside the frame" if ax and not _shows(ax, float(known.iloc[0])) else "")
+    texts = "texts" if several else "text"
+    return [f"No context: {quantity} {level}, by token frequencies of the training {texts} alone{where}"]
+
+
+def _levels(panels: Sequence[Panel]) -> pd.Series:
+    rows = captions.panel_rows(panels)
+    return rows.unigram_ppl[rows.status == "ok"].dropna()
+
+
+def _agree(levels: pd.Series) -> bool:
+    return bool(levels.max() <= levels.min() * (1 + _SAME))
 
 
 def _shows(ax: Axes, level: float) -> bool:

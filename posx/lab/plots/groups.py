@@ -141,12 +141,8 @@ def panels(table: pd.DataFrame, missing: Mapping[str, str] | None = None) -> lis
         for stride, chosen in members.groupby(stride_rule(members).fillna(0)):
             there = sorted(set(chosen.run.map(numbers)))
             own = [seeds[n][seeds[n].run.isin(chosen.run)] for n in there]
-            curves = _curves(own, [looks[n] for n in there], chosen)
-            names = dict(zip(there, (curve.label for curve in curves), strict=True))
-            whose = [names.get(windows[n], "") if n in windows else "" for n in there]
-            curves = tuple(
-                dataclasses.replace(curve, window_of=name) for curve, name in zip(curves, whose, strict=True)
-            )
+            whose = {there.index(n): there.index(m) for n, m in windows.items() if {n, m} <= {*there}}
+            curves = _curves(own, [looks[n] for n in there], chosen, whose)
             made.append(Panel(int(train_len), protocol, int(stride) or None, curves, left_out, gone))
     rules = group_by_rule(made)
     return [
@@ -186,20 +182,25 @@ def choose_places(places: Iterable[float], unit: int = 1) -> list[float]:
 def curves_of_runs(runs: pd.DataFrame) -> tuple[Curve, ...]:
     """Return all runs of a folder as the curves of one figure, whatever lengths they were trained at."""
     seeds = seeds_of_curves(runs)
-    return _curves(seeds, _looks(seeds, one_figure=True), runs[:0])
+    return _curves(seeds, _looks(seeds, one_figure=True), runs[:0], _find_windows(seeds))
 
 
-def _curves(seeds: Sequence[pd.DataFrame], looks: Sequence[Look], rows: pd.DataFrame) -> tuple[Curve, ...]:
-    numbers = pd.Series({run: n for n, own in enumerate(seeds) for run in own.run}, dtype="int64")
+def _curves(
+    seeds: Sequence[pd.DataFrame], looks: Sequence[Look], rows: pd.DataFrame, windows: Mapping[int, int]
+) -> tuple[Curve, ...]:
+    numbers, names = pd.Series({run: n for n, own in enumerate(seeds) for run in own.run}, dtype="int64"), labels(seeds)
     parts = dict(iter(rows.groupby(rows.run.map(numbers))))
     return tuple(
-        Curve(label, look, own, parts.get(n, rows[:0]))
-        for n, (label, look, own) in enumerate(zip(labels(seeds), looks, seeds, strict=True))
+        Curve(label, look, own, parts.get(n, rows[:0]), window_of=names[windows[n]] if n in windows else "")
+        for n, (label, look, own) in enumerate(zip(names, looks, seeds, strict=True))
     )
 
 
 def _find_windows(seeds: Sequence[pd.DataFrame]) -> dict[int, int]:
-    """Return {number of a curve: that of the curve of the same weights under causal masks} for all windows of L."""
+    """Return {number of a curve: that of the curve of the same weights under causal masks} for all windows of L.
+
+    Each of its runs has the weights of a run of that curve. All settings but masks are equal too.
+    """
     plain: dict[str, list[int]] = {}
     windows: dict[int, str] = {}
     for n, (settings, length) in enumerate((own.settings.iloc[0], own.train_len.iloc[0]) for own in seeds):
@@ -210,7 +211,9 @@ def _find_windows(seeds: Sequence[pd.DataFrame]) -> dict[int, int]:
             plain.setdefault(key, []).append(n)
         elif masks == [mask_text(window(int(length)))] and "parent.hash" in settings and "parent.step" not in settings:
             windows[n] = key
-    return {n: plain[key][0] for n, key in windows.items() if len(plain.get(key, [])) == 1}
+    known = [{*own.weights_of} for own in seeds]
+    same = {n: [m for m in plain.get(key, []) if known[n] <= known[m]] for n, key in windows.items()}
+    return {n: own[0] for n, own in same.items() if len(own) == 1}
 
 
 def _looks(seeds: Sequence[pd.DataFrame], one_figure: bool = False) -> list[Look]:

@@ -15,7 +15,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
 from posx.lab.plots import baselines, captions, look, points
-from posx.lab.plots.groups import Curve, Panel, Point, choose_places, common_names
+from posx.lab.plots.groups import Curve, Panel, Point
 from posx.lab.results.columns import FAILED
 
 _CELL = (0.47, 0.38)  # of the triangle, in inches
@@ -57,25 +57,23 @@ def distance_map(panel: Panel) -> Figure:
 def triangle(panels: Sequence[Panel]) -> Figure:
     """Draw perplexity against training length and evaluation length, a map for each encoding.
 
-    Seeds are averaged. Colours end at the perplexity without context, if the rows have it.
+    Seeds are averaged. Colours end at the perplexity without context, if the rows have it. The colour bar then says so.
     """
-    names, drawn = common_names(panels), dict[str, dict[tuple[int, int], Point]]()
-    trained = [panel.train_len for panel in panels]
-    lengths = [round(n) for n in choose_places({*captions.panel_rows(panels).eval_len}, min(trained))]
-    for panel in panels:
-        for curve in baselines.split_windows(points.perplexity_curves(panel))[0]:
-            cells = drawn.setdefault(names[panel.train_len, curve.label], {})
-            cells |= {(panel.train_len, int(point.x)): point for point in curve.points if point.x in lengths}
-    known = [point.mean for cells in drawn.values() for point in cells.values() if point.values]
+    drawn = {key: curve for key, curve in points.triangle_curves(panels).items() if not curve.window_of}
+    trained, names = [panel.train_len for panel in panels], sorted({name for name, _ in drawn})
+    lengths = [round(point.x) for point in next(iter(drawn.values())).points]
+    empty = tuple(Point(length, ()) for length in lengths)
+    known = [point.mean for curve in drawn.values() for point in curve.points if point.values]
     low, high = min(known, default=1.0), max(known, default=1.0)
     level = baselines.no_context(panels)
     top = max(1.01 * low, min(high, level or 10 * low))
-    made, axes = look.small_multiples(sorted(drawn), _CELL[0] * len(lengths), _CELL[1] * len(trained))
-    for ax, name in zip(axes, sorted(drawn), strict=True):
-        means = [[_mean(drawn[name].get((row, column))) for column in lengths] for row in trained]
+    made, axes = look.small_multiples(names, _CELL[0] * len(lengths), _CELL[1] * len(trained))
+    for ax, name in zip(axes, names, strict=True):
+        own = [drawn[name, length].points if (name, length) in drawn else empty for length in trained]
+        means = [[point.mean for point in cells] for cells in own]
         image = ax.imshow(means, cmap="cividis_r", norm=LogNorm(low, top), aspect="auto", interpolation="nearest")
         for at in itertools.product(range(len(trained)), range(len(lengths))):
-            _write_cell(ax, at, drawn[name].get((trained[at[0]], lengths[at[1]])), image)
+            _write_cell(ax, at, own[at[0]][at[1]], image)
             if trained[at[0]] == lengths[at[1]]:
                 ax.add_patch(Rectangle((at[1] - 0.46, at[0] - 0.44), 0.92, 0.88, fill=False, color="#111111"))
         ax.set_xticks(range(len(lengths)), [look.length_name(length) for length in lengths])
@@ -83,7 +81,8 @@ def triangle(panels: Sequence[Panel]) -> Figure:
         ax.grid(False)
     _name_axes(made, "training length (tokens)")
     ticks = look.log_ticks(low, top)
-    _bar(made, image).set_ticks(ticks, labels=[f"{tick:,.10g}" for tick in ticks], minor=False)
+    bar = _bar(made, image, "max" if high > top else "neither")
+    bar.set_ticks(ticks, labels=[f"{tick:,.10g}" for tick in ticks], minor=False)
     quantity = captions.perplexity_name(panels[0].protocol)
     lines = [
         *captions.subtitle(panels),
@@ -95,21 +94,17 @@ def triangle(panels: Sequence[Panel]) -> Figure:
     return made
 
 
-def _mean(point: Point | None) -> float:
-    return point.mean if point else math.nan
-
-
-def _write_cell(ax: Axes, at: tuple[int, int], point: Point | None, image: AxesImage) -> None:
+def _write_cell(ax: Axes, at: tuple[int, int], point: Point, image: AxesImage) -> None:
     """Write the value into the cell of a row and a column, or why it has none."""
     row, column = at
     style: dict[str, Any] = {"ha": "center", "va": "center"}
-    if point and point.values:
+    if point.values:
         ((red, green, blue, _),) = image.to_rgba(np.array([point.mean]))
         is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
         text = f"{point.mean:.2f}" if point.mean < 10 else f"{point.mean:.1f}" if point.mean < 100 else ""
         ax.text(column, row, text or f"{point.mean:.3g}", size=8, color="white" if is_dark else "#111111", **style)
     else:
-        why = " and ".join(sorted({FAILED[kind] for kind in point.failures})) if point else "not measured"
+        why = " and ".join(sorted({FAILED[kind] for kind in point.failures})) or "not measured"
         ax.text(column, row, textwrap.fill(why, 9), size=6, color="#777777", linespacing=1.0, **style)
 
 
@@ -119,10 +114,11 @@ def _name_axes(made: Figure, left: str) -> None:
     made.supylabel(left, size=10, x=0.2 / width)
 
 
-def _bar(made: Figure, image: AxesImage) -> Colorbar:
-    """Draw the colour bar of a figure of small maps."""
+def _bar(made: Figure, image: AxesImage, extend: str = "neither") -> Colorbar:
+    """Draw the colour bar of a figure of small maps. extend: "max" if values are above its end."""
     width, height = made.get_size_inches()
-    bar = made.colorbar(image, cax=made.add_axes((1 - 1.0 / width, 0.6 / height, 0.15 / width, 1 - 1.0 / height)))
+    place = made.add_axes((1 - 1.0 / width, 0.6 / height, 0.15 / width, 1 - 1.0 / height))
+    bar = made.colorbar(image, cax=place, extend=extend)
     bar.outline.set_visible(False)
     bar.minorticks_off()
     return bar

@@ -19,7 +19,7 @@ from posx.errors import ConfigError
 from posx.evaluation.answers import Answers, wilson_interval
 from posx.evaluation.statistics import check_pair, few_places, half_width, mean_blocks
 from posx.lab.files.rows import number
-from posx.lab.plots.groups import Curve, Panel, Point
+from posx.lab.plots.groups import Curve, Panel, Point, choose_places, common_names
 from posx.lab.results.columns import FAILED, RUN_COLUMNS, finite_perplexity, make_table, plain_rows
 from posx.lab.results.facts import config_facts
 from posx.lab.results.table import list_runs
@@ -62,6 +62,27 @@ Log = Sequence[Logged]
 def perplexity_curves(panel: Panel) -> list[Curve]:
     """Return perplexity against evaluation length in tokens, over the runs that have a value."""
     return _curves(panel, finite_perplexity(panel.rows), _factors)
+
+
+def triangle_curves(panels: Sequence[Panel]) -> dict[tuple[str, int], Curve]:
+    """Return {(name, training length): curve}, each with a point in all columns of the triangle of training lengths.
+
+    Columns are at least the training lengths that were measured. Windows of L come after the curves of their weights.
+    """
+    names, lengths = common_names(panels), {int(n) for panel in panels for n in panel.rows.eval_len}
+    trained = {panel.train_len for panel in panels}
+    columns = sorted({*choose_places(lengths, min(trained)), *(trained & lengths)})
+    placed = {
+        (names[panel.train_len, curve.label], curve.window_of != "", panel.train_len): curve
+        for panel in panels
+        for curve in perplexity_curves(panel)
+    }
+    made = dict[tuple[str, int], Curve]()
+    for (name, is_window, train_len), curve in sorted(placed.items(), key=lambda pair: pair[0]):
+        known = {point.x: point for point in curve.points}
+        points = tuple(known.get(n, Point(n, ())) for n in columns)
+        made[curve.label if is_window else name, train_len] = dataclasses.replace(curve, points=points)
+    return made
 
 
 def ratio_curves(panel: Panel) -> list[Curve]:

@@ -12,8 +12,15 @@ import pandas as pd
 
 from posx.evaluation.answers import Answers
 from posx.lab.plots import baselines, captions, look
-from posx.lab.plots.groups import Curve, Panel, Point, choose_places, common_names, group_by_rule, panels
-from posx.lab.plots.points import answer_curves, bits_curves, perplexity_curves, ratio_curves, weight_curves
+from posx.lab.plots.groups import Curve, Panel, Point, choose_places, group_by_rule, panels
+from posx.lab.plots.points import (
+    answer_curves,
+    bits_curves,
+    perplexity_curves,
+    ratio_curves,
+    triangle_curves,
+    weight_curves,
+)
 from posx.lab.results.columns import FAILED
 from posx.lab.results.table import PER_POSITION
 
@@ -124,18 +131,14 @@ def _table(panel: Panel) -> RowTable:
 
 def _triangle_table(panels: Sequence[Panel]) -> RowTable:
     """Return perplexity by training length, a row for each encoding and length, and by evaluation length."""
-    names, rows = common_names(panels), captions.panel_rows(panels)
-    kept, quantity = choose_places({*rows.eval_len}, panels[0].train_len), captions.perplexity_name(panels[0].protocol)
-    placed = [
-        ((names[panel.train_len, curve.label], curve.window_of != "", panel.train_len), curve)
-        for panel in panels
-        for curve in perplexity_curves(panel)
+    rows, quantity = captions.panel_rows(panels), captions.perplexity_name(panels[0].protocol)
+    lines = [
+        (
+            dataclasses.replace(curve, label=f"{name}, L = {train_len}"),
+            {f"{quantity} at {point.x:.6g}": point for point in curve.points},
+        )
+        for (name, train_len), curve in triangle_curves(panels).items()
     ]
-    lines = []
-    for (name, is_window, train_len), curve in sorted(placed, key=lambda pair: pair[0]):
-        label = f"{curve.label if is_window else name}, L = {train_len}"
-        points = {f"{quantity} at {n:.6g}": _find_point([curve], n)[curve.label] for n in kept}
-        lines.append((dataclasses.replace(curve, label=label), points))
     named = [(f"{one.label} ({title})", point) for one, points in lines for title, point in points.items()]
     facts = ["Training length against evaluation length", *captions.subtitle(panels), *_spreads(named, "text")]
     warnings = [warning] if (warning := captions.mixture(rows)) else []

@@ -146,6 +146,8 @@ def comparisons(
 ) -> tuple[list[Comparison], list[str]]:
     """Return a comparison of each pair of curves at each place that both measured on the same targets.
 
+    A curve under windows of L is compared with the curve of the same weights alone, if that is one of `curves`.
+
     Args:
       stored: the table of the rows of the runs of the curves.
       curves: the curves, of which each pair is compared.
@@ -169,6 +171,8 @@ def comparisons(
     unjudged, reasons = list[_Pair](), dict[str, None]()
     for n, m in itertools.combinations(range(len(curves)), 2):
         one, other = curves[n], curves[m]
+        if (one.window_of or other.window_of) and one.window_of != other.label and other.window_of != one.label:
+            continue
         sides, left = _sides((one.label, other.label), (runs[n], runs[m]))
         places = _places(sides)
         if not places:
@@ -322,7 +326,7 @@ def _equal(difference: Difference) -> str:
     """
     if difference.half == 0:
         return "all losses are equal"
-    return "equal up to rounding" if max(abs(difference.mean), difference.half / 10) <= ROUNDING else ""
+    return "equal up to rounding" if difference.is_equal else ""
 
 
 def _copies(sides: _Sides, pairs: Sequence[Sequence[Sequence[Mapping[str, Any]]]]) -> str:

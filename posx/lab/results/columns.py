@@ -36,6 +36,7 @@ RUN_COLUMNS = {
     "kind": Column("text", "", "all settings of training but the seed, as JSON; the seeds of one curve share it"),
     "around": Column("text", "", "all settings but encoding, data, seed and length, with `scored_step`, as JSON"),
     "train_seed": Column("text", "", "the seed of training; an imported model has none"),
+    "weights_of": Column("text", "", "the `hash` of the run whose weights it has, its own unless they are of a parent"),
     "scored_text": Column("text", "", "the digest of the text that its rows are of"),
     "scored_step": Column("Int64", "steps", "the training step of its rows; `train.steps` if training solved the task"),
     "longest": Column("Int64", "tokens", "the longest window that its targets serve"),

@@ -52,7 +52,10 @@ def run_facts(row: Mapping[str, Any]) -> dict[str, Any]:
     text += f" under {', '.join(masks)}" if masks not in (["causal"], ["full"]) else ""
     text += f" at {trained['train.positions']}" if "train.positions" in trained else ""
     text += f" from {trained['parent.encoding']}" if "parent.step" in trained else ""
-    return settings_facts(settings) | {"method": text, "train_len": row["train_len"]}
+    # A run that trains on from its parent has weights of its own.
+    weights_of = None if "parent.step" in trained else trained.get("parent.hash")
+    facts = {"method": text, "train_len": row["train_len"], "weights_of": weights_of or row.get("hash")}
+    return settings_facts(settings) | facts
 
 
 def settings_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,4 +84,5 @@ def config_facts(folder: pathlib.Path, name: str) -> dict[str, Any]:
         return settings_facts({}) | {"run": name, "method": name, "train_len": 0}
     facts = {"settings": run.settings, "encoding": run.encoding, "layers": shortest_cycle(run.layer_texts)}
     data = {"own_text": True, "data_source": run.data.source, "tokenizer": run.data.tokenizer}
-    return run_facts({**facts, **data, "train_len": run.train.length, "code": run.code}) | {"run": name}
+    data |= {"hash": run.hash, "train_len": run.train.length, "code": run.code}
+    return run_facts(facts | data) | {"run": name}

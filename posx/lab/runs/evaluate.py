@@ -102,7 +102,8 @@ def text_rows(
         _say_why(one.plan, facts["run_id"])
     _say_without_begin(missing, stream, dataset.tokenizer, facts["run_id"])
     work.add(missing)
-    losses = frequency_losses(dataset) if missing else None
+    # The training split of any other text is not what the run was trained on.
+    losses = frequency_losses(dataset) if missing and dataset.digest == run.text else None
     with work.show(f"{facts['run_id']} evaluating") if missing else contextlib.nullcontext():
         for one in missing:
             for row in one.plan.protocol.measure(measured, [one.length]):

@@ -20,7 +20,7 @@ from posx.lab.report.content import content
 from posx.lab.results.table import read_results
 from tests import tiny
 from tests.lab.commands import refused
-from tests.made_rows import as_lines, config, logged, row, start
+from tests.made_rows import DIGEST, as_lines, config, logged, row, start
 
 BLOCKS = 64
 NAMES = ("alibi", "rope")
@@ -272,10 +272,26 @@ def test_equal_runs_are_not_separated(capsys, tmp_path):
     put(tmp_path, "t5", noise=0, shift=1e-8)
     found = {(one["one"], one["other"]): one for one in compared(capsys, str(tmp_path)) if one["eval_len"] == 64}
     same, rounded = found["alibi", "rope"], found["alibi", "t5"]
-    assert list(same["checkpoints"].values()) == [1, 1, 1, 1, 9, "not separated"] and same["ratio"] == 1
+    assert list(same["checkpoints"].values()) == [1, 1, 1, None, 0, "not separated"] and same["ratio"] == 1
     assert (same["reason"], rounded["reason"]) == ("all losses are equal", "equal up to rounding")
     rounded = rounded["checkpoints"]
     assert (rounded["word"], rounded["p"]) == ("not separated", 1) and rounded["low"] < 1 < rounded["high"]
+
+
+def test_windows_of_l_are_compared_with_their_own_weights(capsys, tmp_path):
+    """In windows of 64 tokens they are the same function, so only their losses at 128 and R_2 count in the family."""
+    for name in NAMES:
+        put(tmp_path, name, shift=0.1 * len(name), hash=name)
+    before = compared(capsys, str(tmp_path))[0]["checkpoints"]
+    for name in NAMES:
+        settings = {"encoding.name": name, "train.length": 64, "train.seed": 0, "data": DIGEST, "parent.hash": name}
+        settings |= {"model.mask_policy": ["window(size=64)"]}
+        path = put(tmp_path / "windows", name, shift=0.1 * len(name), hash=f"{name} under a window", settings=settings)
+        edited(path, lambda row: row if row["eval_len"] == 64 else moved(0, -0.05, row))
+    made = compared(capsys, str(tmp_path))
+    pairs = [tuple(one[side].removesuffix(" under window(size=64)") for side in ("one", "other")) for one in made]
+    assert pairs == 2 * [("alibi", "alibi")] + 2 * [NAMES] + 2 * [("rope", "rope")]
+    assert before["family"] == 2 and {one["checkpoints"]["family"] for one in made} == {2 + 2 * 2}
 
 
 def test_compare_judges_rises_beyond_the_training_length(capsys, tmp_path):
@@ -297,17 +313,21 @@ def test_compare_judges_rises_beyond_the_training_length(capsys, tmp_path):
 
 
 def test_words_and_json_give_one_answer(capsys, tmp_path):
-    """Holm's correction counts all comparisons that answer a question; the words print the p of the JSON."""
+    """Holm's correction counts all comparisons that answer a question, so none of R_2, which is equal for all.
+
+    The words print the p of the JSON.
+    """
     for seed in range(5):
         for n, name in enumerate(("alibi", "rope", "t5", "nope")):
-            own = (0.25, 0.2525, 0.315, 0.2)[n] + 0.004 * (seed * n % 3)
+            own = (0.25, 0.2512, 0.315, 0.2)[n] + 0.004 * (seed * n % 3)
             put(tmp_path, name, seed, shift=0.1 * seed + own, noise=0.002)
     shutil.rmtree(tmp_path / "t5-L64-s4")
     found = compared(capsys, str(tmp_path)) + compared(capsys, str(tmp_path), measure="R_k")
     _, out, _ = tiny.call(capsys, "compare", str(tmp_path))
     lines = [line for line in out.splitlines() if line.split()[:1] in (["64"], ["128"], ["R_2"])]
-    assert len(lines) == 18 and "of the column: 18 of these checkpoints, 9 of the method." in out
-    for question, able in (("checkpoints", found), ("method", [one for one in found if "t5" not in one.values()])):
+    assert len(lines) == 18 and "of the column: 12 of these checkpoints, 6 of the method." in out
+    ppl = [one for one in found if one["measure"] == "ppl"]
+    for question, able in (("checkpoints", ppl), ("method", [one for one in ppl if "t5" not in one.values()])):
         chances = sorted(one[question]["p"] for one in able)
         assert {one[question]["family"] for one in found} == {len(chances)}
         for one in able:
@@ -318,7 +338,7 @@ def test_words_and_json_give_one_answer(capsys, tmp_path):
             decided = {True: "better" if one["ratio"] < 1 else "worse", False: "not separated"}
             assert verdict["word"] == decided[verdict["adjusted_p"] < 0.05]
             assert any(f"  {verdict['adjusted_p']:.2g}  {verdict['word']}" in line for line in lines)
-        assert len({one[question]["word"] for one in able}) == 3
+    assert len({one["method"]["word"] for one in able}) == 3
     lost = [one[name] for one in found for name in ("checkpoints", "method")]
     lost = sum(one["word"] == "not separated" and one["p"] < 0.05 for one in lost)
     assert lost and f'Alone, {lost} of the "not separated" would have p below 0.05' in out

@@ -105,6 +105,7 @@ def test_another_text_is_refused_unless_asked_for(capsys, site, workdir, text):
     rows = tiny.rows(workdir / "eval.jsonl")
     assert rows[:3] == before and [row["eval_len"] for row in rows[3:]] == [16, 32]
     assert [row["own_text"] for row in rows] == [True] * 3 + [False] * 2
+    assert [row["unigram_ppl"] is None for row in rows] == [False] * 3 + [True] * 2, "of the text of training alone"
     assert len({row["data_digest"] for row in rows}) == 2 and {row["hash"] for row in rows} == {before[0]["hash"]}
     call(capsys, "evaluate", workdir, *words)
     assert tiny.rows(workdir / "eval.jsonl") == rows
