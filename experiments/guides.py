@@ -35,6 +35,7 @@ from experiments.leaderboard.leaderboard import (
 )
 from experiments.recipe.recipe import cells_of, records
 from experiments.tables import SLIDING, WINDOWS, Row, load, markdown, spread
+from experiments.tasks import tasks
 from posx.evaluation.differences import (
     Difference,
     error_over_text,
@@ -219,6 +220,18 @@ def bases() -> str:
 Study = dict[tuple[str, str, int], list[Row]]
 
 
+def recall(entries: dict[str, Entry]) -> str:
+    """Return the right answers of the ten to items beyond L, by their R_16 on text."""
+    cells = tasks.read_cells(load("tasks", "cells"))
+    columns = [(task, k) for task in tasks.tasks_in(cells) if task != "binary_majority" for k in (2, 4)]
+    body = []
+    for name in sorted(cells, key=lambda name: (name in UNDEFINED, SHOWN.index(name))):
+        answers = (tasks.values_at(cells[name][task], k, tasks.metric_of(task)) for task, k in columns)
+        body.append([link(name), entries[name].ratio(16), *map(tasks.range_text, answers)])
+    heads = (f"{tasks.short_name(task).replace('_', ' ')}, {k} L" for task, k in columns)
+    return markdown(["encoding", "R_16 on text", *heads], body)
+
+
 def load_study() -> Study:
     """Return the rows of the study of the ten by encoding, protocol and length, in the order of the seeds."""
     found = Study()
@@ -316,7 +329,7 @@ def main(words: Sequence[str]) -> None:
     match words:
         case ["choose"]:
             parts = (lasting, corrected, failing, costs, rates)
-            print(*(part(entries) for part in parts), settings(), second_text(), bases(), sep="\n\n")
+            print(*(part(entries) for part in parts), settings(), second_text(), bases(), recall(entries), sep="\n\n")
         case ["compare"]:
             study = load_study()
             print(protocols(study), pairs(study, entries), small_samples(study), one_seed(entries), sep="\n\n")
