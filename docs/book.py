@@ -40,6 +40,8 @@ STUDIES = {
     "variants": "RoPE's base, alone and beside ALiBi",
     "tasks": "Right answers to longer items",
     "encoders": "Encoders on masked tokens, planned",
+    "scaling": "Twelve encodings at four widths, planned",
+    "golden": "Other libraries on the golden vectors",
     "cost": "Speed and memory",
     "scale": "One run over several processes",
     "intervals": "Coverage of the intervals",
