@@ -24,7 +24,7 @@ def log_of(losses, ends):
 
 
 def test_smoothed_losses_are_means_over_equal_steps():
-    """Whatever the spaces between rows; a run that ends with NaN has no loss at its end."""
+    """Rows may lie any number of steps apart. A run that ends with NaN has no loss at its end."""
     losses = np.random.default_rng(0).normal(3, 1, 40)
     log = log_of(losses, [5, 10, 12, 20, 22, 30, 40])
     expected = [math.nan, *(losses[end - WINDOW : end].mean() for end in (10,))]

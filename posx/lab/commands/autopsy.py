@@ -22,6 +22,7 @@ from posx.lab.runs.checks import say_unused
 from posx.lab.runs.folder import RunFolder, find_run
 from posx.lab.runs.requests import Request, evaluate_request
 from posx.lab.runs.targets import row_anchor
+from posx.lab.sweeps.plan import align_columns
 from posx.machine.devices import use_every_core
 from posx.notices import say
 
@@ -234,8 +235,6 @@ def _observation_lines(observations: Sequence[Mapping[str, Any]]) -> Iterator[li
 
 
 def _align(table: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the rows of a table, words to the left and numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for first, *rest in table:
-        cells = [first.ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(rest, widths[1:], strict=True))]
-        yield f"  {'  '.join(cells)}".rstrip()
+    """Yield the rows of a table, words in the first column and numbers in the others."""
+    words = [n == 0 for n in range(len(table[0]))]
+    yield from (f"  {line}" for line in align_columns(table, words))

@@ -26,6 +26,7 @@ from posx.lab.plots.groups import curves_of_runs
 from posx.lab.plots.verdicts import BY_SEED, Comparison, Place, comparisons, p_text
 from posx.lab.results.columns import FAILED
 from posx.lab.results.table import PER_POSITION, list_runs, missing_runs, read_results
+from posx.lab.sweeps.plan import align_columns
 from posx.machine.guard import start_devices
 from posx.notices import say
 from posx.parsing import split_items, to_type
@@ -156,11 +157,7 @@ def _table(lines: Sequence[Comparison], names: Sequence[str]) -> Iterator[str]:
     if first.pairing == BY_SEED:
         compared = f"{first.seeds[0]} pair{'s' * (first.seeds[0] > 1)} of equal seeds"
     yield f"{one} against {other}{trained}: {rule}, {targets}{compared}"
-    cells = [HEAD, *map(_cells, lines)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for line in cells:
-        texts = (cell.ljust(n) if word else cell.rjust(n) for cell, n, word in zip(line, widths, WORDS, strict=True))
-        yield f"  {'  '.join(texts)}".rstrip()
+    yield from (f"  {line}" for line in align_columns([HEAD, *map(_cells, lines)], WORDS))
     yield ""
 
 

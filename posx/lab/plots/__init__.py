@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from posx.lab.plots.points import Log
+
+    _Training = Callable[[], tuple[pd.DataFrame, dict[str, Log]]]  # reads the logs of training
+
 __all__ = [
     "FORMS", "TRAINING", "WHAT", "draw_again", "folder_table", "format_table", "is_table", "picture", "plot", "table"
 ]  # fmt: skip
@@ -72,7 +76,8 @@ def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
         return _save(lambda: pictures.encodings(subjects), folder / "figures", what)
     stored = read_results(folder)
     kinds = WHAT[1:-1] if what == "all" else (what,)
-    figures = _figures(folder, stored, kinds)
+    training = functools.cache(functools.partial(read_training, folder, stored))  # for the figure and the table
+    figures = _figures(folder, stored, kinds, training)
     written = [path for name, draw in figures.items() for path in _save(draw, folder / "figures", name)]
     measure = f"posx evaluate --workdir {shlex.quote(typed_path(folder))}"
     if not written:
@@ -91,7 +96,7 @@ def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
     for path in set(_figure_files(folder, kinds)) - set(written):
         with disk_errors(path):
             path.unlink()
-    if what == "all" and not _write_table(folder, stored):
+    if what == "all" and not _write_table(folder, stored, training):
         say(
             f"notice: no run in {folder} has a perplexity yet, so there is no table.md. Evaluate the runs with "
             f"{measure}"
@@ -108,7 +113,8 @@ def draw_again(folder: pathlib.Path) -> None:
     if any(path.suffix == ".png" and path.with_suffix(".svg") in drawn for path in drawn):
         plot(folder)
     elif is_table(folder / "table.md"):
-        _write_table(folder, read_results(folder))
+        stored = read_results(folder)
+        _write_table(folder, stored, _silent_training(folder, stored))
 
 
 def picture(
@@ -135,7 +141,8 @@ def format_table(workdir: str | pathlib.Path, form: str) -> str:
     if form not in FORMS:
         raise ConfigError(f"--format={form} is unknown. {nearest(form, FORMS)}The formats are: {', '.join(FORMS)}.")
     folder = pathlib.Path(workdir)
-    made = _folder_tables(folder, read_results(folder), say)
+    stored = read_results(folder)
+    made = _folder_tables(folder, stored, lambda: read_training(folder, stored, say))
     if not made:
         measure = f"posx evaluate --workdir {shlex.quote(typed_path(folder))}"
         raise WorkdirError(f"no run in {folder} has a perplexity yet, so there is no table. Measure with {measure}")
@@ -144,26 +151,27 @@ def format_table(workdir: str | pathlib.Path, form: str) -> str:
 
 def folder_table(folder: pathlib.Path) -> str:
     """Return the text of `table.md`: the tables of a folder as Markdown, "" if no run has a perplexity."""
-    return as_markdown(_folder_tables(folder, read_results(folder)))
+    stored = read_results(folder)
+    return as_markdown(_folder_tables(folder, stored, _silent_training(folder, stored)))
 
 
-def _folder_tables(
-    folder: pathlib.Path, stored: pd.DataFrame, notice: Callable[[str], object] = lambda words: None
-) -> list[RowTable]:
-    """Return the tables of stored rows, then those of the steps to a training loss of the runs that have rows.
+def _silent_training(folder: pathlib.Path, stored: pd.DataFrame) -> _Training:
+    """Return what reads the logs of training without a word on damaged rows."""
+    return lambda: read_training(folder, stored, lambda words: None)
 
-    `notice` is told of damaged rows of logs.
-    """
+
+def _folder_tables(folder: pathlib.Path, stored: pd.DataFrame, training: _Training) -> list[RowTable]:
+    """Return the tables of stored rows, then those of the steps to a training loss of the runs that have rows."""
     made = tables(stored, missing_runs(folder))
     if not made:
         return []
-    runs, logs = read_training(folder, stored, notice)
+    runs, logs = training()
     return [*made, *convergence_tables(runs[runs.run.isin(stored.run)], logs)]
 
 
-def _write_table(folder: pathlib.Path, stored: pd.DataFrame) -> bool:
+def _write_table(folder: pathlib.Path, stored: pd.DataFrame, training: _Training) -> bool:
     """Write `folder/table.md`, or remove an earlier table if there are no rows for it. Tell whether it is there."""
-    path, text = folder / "table.md", as_markdown(_folder_tables(folder, stored))
+    path, text = folder / "table.md", as_markdown(_folder_tables(folder, stored, training))
     with disk_errors(path):
         if text:
             write_bytes(path, (text + "\n").encode())
@@ -178,13 +186,15 @@ def _figure_files(folder: pathlib.Path, kinds: Iterable[str]) -> list[pathlib.Pa
     return [path for path in (folder / "figures").glob("*") if own.fullmatch(path.name)]
 
 
-def _figures(folder: pathlib.Path, stored: pd.DataFrame, kinds: Iterable[str]) -> dict[str, Callable[[], Figure]]:
+def _figures(
+    folder: pathlib.Path, stored: pd.DataFrame, kinds: Iterable[str], training: _Training
+) -> dict[str, Callable[[], Figure]]:
     """Return {name: function that draws it} of the figures of `kinds` that the rows allow."""
     made: dict[str, Callable[[], Figure]] = {}
     split = panels(stored, missing_runs(folder))
     for kind in kinds:
         if kind == "training":
-            runs, logs = read_training(folder, stored)
+            runs, logs = training()
             for objective, own in runs.groupby(curves.objectives(runs)) if logs else ():  # losses of other targets
                 drawn = {run: average_log(logs[run]) for run in own.run}
                 name = kind + ("-masked" if objective == "masked" else "")

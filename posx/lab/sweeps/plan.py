@@ -216,7 +216,11 @@ def _state(job: Job, part: float) -> str:
     return f"{part:.0%} done" if job.folder.config_file.exists() else "new"
 
 
-def align_columns(table: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table, with columns of equal width."""
+def align_columns(table: Sequence[Sequence[str]], words: Sequence[bool] = ()) -> list[str]:
+    """Return the lines of a table with columns of equal width, words to the left and numbers to the right.
+
+    words: whether each column has words; all if left out.
+    """
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    columns = [(str.ljust if is_word else str.rjust, n) for is_word, n in zip(words or widths, widths, strict=True)]
+    return ["  ".join(pad(cell, n) for cell, (pad, n) in zip(row, columns, strict=True)).rstrip() for row in table]
