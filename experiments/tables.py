@@ -22,7 +22,7 @@ import json
 import math
 import statistics
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,9 +83,15 @@ def named(facts: Row) -> Row:
 
 
 def unpack(runs: Iterable[Run], folder: Path) -> None:
-    """Write the rows of each run to the `eval.jsonl` of a folder of its own, named by `run_id` or by its facts."""
+    """Write the rows of each run to the `eval.jsonl` of a folder of its own.
+
+    It is named by `run_id`, or by facts of the run if that is missing or of several runs.
+    """
+    runs = list(runs)
+    times = Counter(run.get("run_id") for run in runs)
     for run in runs:
-        place = folder / (run.get("run_id") or f"{run['encoding']}-s{run['seed']}-{run['hash']}")
+        name = run.get("run_id")
+        place = folder / (name if name and times[name] == 1 else f"{run['encoding']}-s{run['seed']}-{run['hash']}")
         place.mkdir(parents=True)
         (place / "eval.jsonl").write_text("".join(map(as_line, rows_of([run]))))
 

@@ -56,17 +56,15 @@ def test_collected_lines_give_the_rows_back(tmp_path):
         tables.collect(tmp_path)
 
 
-@pytest.mark.parametrize("study", ["leaderboard", "recipe", "quick", "variants", STUDY])
+@pytest.mark.parametrize("study", sorted(file.parent.name for file in tables.HERE.glob("*/runs.jsonl")))
 def test_every_study_unpacks_into_a_folder_per_run(study, tmp_path):
     """The older lines have a run_id, the newer have none. All rows agree with themselves, as a reader of rows asks."""
     runs = load(study)
     tables.main(["unpack", f"{tables.HERE / study}/runs.jsonl", str(tmp_path)])
     files = list(tmp_path.rglob("eval.jsonl"))
     assert len(files) == len(runs) and all(rows.read_row_file(file, tables.refuse) for file in files)
-    run = runs[0]
-    name = run.get("run_id", f"{run['encoding']}-s{run['seed']}-{run['hash']}")
-    stored = rows.read_row_file(tmp_path / run.get("part", "") / name / "eval.jsonl", tables.refuse)
-    assert [tables.named(row) for row in stored] == list(map(tables.named, tables.rows_of([run])))
+    stored = (rows.read_row_file(file, tables.refuse) for file in files)
+    assert list(map(tables.named, tables.rows_of(runs[:1]))) in [list(map(tables.named, one)) for one in stored]
 
 
 def test_unpack_writes_one_part_and_names_the_parts_there_are(tmp_path):
