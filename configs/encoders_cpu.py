@@ -9,7 +9,6 @@ Hardware and time: 2 CPU cores, about an hour; `:rates` ten minutes.
 Expect and read: experiments/encoders.
 """
 
-
 from posx.lab.config import base_config
 
 T5 = "t5(bidirectional=true)"
