@@ -50,8 +50,8 @@ def _settings(values: dict[str, Any], config: Any, sweep: bool) -> str:
     if config is None and not values["workdir"]:
         return "this command has no settings but its flags."
     from posx.lab.argv.settings import settings_text
+    from posx.lab.runs.exported import unpack
     from posx.lab.runs.folder import find_runs
-    from posx.lab.runs.load import unpack
 
     if config is None:
         first, *others = find_runs(unpack(work_folder(values)))

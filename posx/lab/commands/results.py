@@ -22,8 +22,9 @@ from posx.lab.data.store import cache_folder
 from posx.lab.files.atomic import disk_errors, write_bytes
 from posx.lab.generate import Sampling, generate
 from posx.lab.machine.compile_cache import use_compile_cache
+from posx.lab.runs.exported import SUFFIX, unpack
 from posx.lab.runs.folder import RunFolder, find_run, run_folders
-from posx.lab.runs.load import SUFFIX, export, load_model, unpack
+from posx.lab.runs.load import export, load_model
 from posx.machine.guard import start_devices
 
 #: The sign in a decoded text for bytes that are no character, or not yet.

@@ -12,8 +12,8 @@ from posx.errors import Damaged, PosxError, WorkdirError
 from posx.lab.commands import work_folders
 from posx.lab.files import manifests, rows
 from posx.lab.runs.damage import Damage, damages
+from posx.lab.runs.exported import SUFFIX, check_export, is_export
 from posx.lab.runs.folder import RunFolder, run_folders
-from posx.lab.runs.load import SUFFIX, check_export, is_export
 
 #: Files of which a run folder has at least one, however damaged it is.
 PARTS = ("config.json", "DONE", "eval.jsonl", "rows.json", "metrics.jsonl", "env.json", "weights.txt")

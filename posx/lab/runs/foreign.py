@@ -15,8 +15,8 @@ from posx.lab.data import load_tokenizer
 from posx.lab.data.texts import file_digest
 from posx.lab.data.tokenizers import BpeTokenizer, with_model
 from posx.lab.files.lines import parse_json
+from posx.lab.runs.exported import report_damage
 from posx.lab.runs.gguf import read_gguf
-from posx.lab.runs.load import report_damage
 from posx.notices import say
 
 #: The types of numbers in safetensors files that posx reads.

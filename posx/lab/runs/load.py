@@ -1,20 +1,10 @@
-"""A trained run as a function of parameters and tokens, from its folder or from one file that travels.
-
-The file is safetensors, with the run's settings and its tokenizer in the header.
-"""
+"""A trained run as a function of parameters and tokens, from its folder or from one file that travels."""
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import dataclasses
-import hashlib
-import json
 import os
 import re
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +13,15 @@ import jax.numpy as jnp
 
 from posx.contract import Composite
 from posx.encodings import Encoding
-from posx.errors import PosxError, WorkdirError, other_names
+from posx.errors import WorkdirError
 from posx.evaluation.ids import token_ids
 from posx.lab.config import RunConfig
 from posx.lab.data import Tokenizer
 from posx.lab.files import checksums
-from posx.lab.files.atomic import disk_errors, write_bytes
 from posx.lab.files.lines import parse_json
 from posx.lab.positions import Positions
 from posx.lab.runs.describe import make_run_model, notice_of_code
+from posx.lab.runs.exported import export_header, read_export, report_damage, unpack_export, write_export
 from posx.lab.runs.folder import TOKENIZER_CHECKSUM, RunFolder, find_run
 from posx.lab.runs.text import saved_tokenizer
 from posx.machine.guard import start_devices
@@ -40,11 +30,6 @@ from posx.notices import say
 if TYPE_CHECKING:
     from posx.lab.model import Model
     from posx.lab.training.layout import Layout
-
-FORMAT, SUFFIX = "posx 1", ".safetensors"
-
-#: The name, among the digests of arrays, of the digest of everything else.
-HEADER = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +69,7 @@ def load(workdir: str | Path) -> tuple[Apply, dict[str, Any], Tokenizer]:
     Raises WorkdirError if the folder holds no run, or no checkpoint that verifies, or if the file is damaged.
     """
     path = Path(workdir).expanduser().resolve()
-    folder = _unpack(path) if os.path.isfile(path) else find_run(path)
+    folder = unpack_export(path) if os.path.isfile(path) else find_run(path)
     model, params, tokenizer, _ = load_model(folder)
     return Apply(model, folder.read_config().train.token_positions), params, tokenizer
 
@@ -102,7 +87,7 @@ def load_model(folder: RunFolder, layout: Layout | None = None) -> tuple[Model, 
     abstract = layout.place(model.abstract()) if layout else model.abstract()
     borrowed = check_borrowed(folder, run) if folder.is_borrowed else None
     if folder.weights.is_file():
-        step, params = _arrays(folder.weights, abstract)
+        step, params = read_export(folder.weights, abstract)
         return model, params, tokenizer, step
     from posx.lab.training.checkpoints import Checkpoints
 
@@ -132,7 +117,7 @@ def stored_step(folder: RunFolder) -> int:
     """Return the step of the weights of a run, from names and headers alone. Raises WorkdirError if it has none."""
     if folder.weights.is_file():
         with report_damage(folder.weights):
-            return int(_header(folder.weights)["step"])
+            return int(export_header(folder.weights)["step"])
     step = RunFolder(folder.weights).newest_step
     if step is None:
         raise _no_checkpoint(folder)
@@ -151,7 +136,7 @@ def check_borrowed(folder: RunFolder, run: RunConfig) -> RunConfig:
     weights, name = folder.weights, folder.path.name
     if weights.is_file():
         with report_damage(weights):
-            held = str(parse_json(_header(weights)["config"])["hash"])
+            held = str(parse_json(export_header(weights)["config"])["hash"])
         if held != run.hash:
             raise WorkdirError(
                 f"{name} has the weights of {weights}, but that file is of the run {held}, not of {run.hash}. Restore "
@@ -233,136 +218,11 @@ def _classes(encoding: Encoding, name: str) -> list[type]:
 
 
 def export(folder: RunFolder, target: Path) -> int:
-    """Write the newest good parameters of a run to `target`, named as in its checkpoints. Return their step.
+    """Write the newest good parameters of a run to `target`, see `write_export`. Return their step.
 
-    The header holds `config` and `tokenizer`, the run's own files, and the digest of every array. Raises WorkdirError,
-    OutOfMemoryError.
+    Raises WorkdirError, OutOfMemoryError.
     """
-    from safetensors.numpy import save
-
-    from posx.lab.training.checkpoints import array_sha256, flatten
-
     _, params, _, step = load_model(folder)
-    arrays = flatten(params)
     config, tokenizer = (file.read_bytes().decode() for file in (folder.config_file, folder.tokenizer_file))
-    header = {"format": FORMAT, "step": str(step), "config": config, "tokenizer": tokenizer}
-    digests = {name: array_sha256(array) for name, array in arrays.items()}
-    header["digests"] = json.dumps(digests | {HEADER: _digest(header)})
-    with disk_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(target, save(arrays, header))
+    write_export(target, params, step, config, tokenizer)
     return step
-
-
-def _digest(header: Mapping[str, str]) -> str:
-    words = json.dumps([header[name] for name in ("step", "config", "tokenizer")])
-    return hashlib.sha256(words.encode()).hexdigest()
-
-
-def unpack(path: Path) -> Path:
-    """Return `path`, or if it is a file that `export` wrote, a temporary run folder with its contents.
-
-    The folder lasts as long as this process. Raises WorkdirError if the file is damaged or not of posx.
-    """
-    return _unpack(path).path if path.suffix == SUFFIX and os.path.isfile(path) else path
-
-
-def _unpack(path: Path) -> RunFolder:
-    with report_damage(path):
-        header = _header(path)
-    place = Path(tempfile.mkdtemp(prefix="posx-"))
-    atexit.register(shutil.rmtree, place, ignore_errors=True)
-    folder = RunFolder(place / path.stem)
-    with disk_errors(folder.path):
-        folder.path.mkdir()
-        folder.config_file.write_text(header["config"], "utf-8")
-        folder.tokenizer_file.write_bytes(header["tokenizer"].encode())
-        folder.weights_file.write_text(str(path), "utf-8")
-    return folder
-
-
-@contextlib.contextmanager
-def report_damage(path: Path) -> Iterator[None]:
-    """Make a WorkdirError of whatever is wrong with the file `path`."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except WorkdirError:
-        raise
-    except SafetensorError as error:
-        raise WorkdirError(f"{path} is damaged, or no safetensors file: {error}") from None
-    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, PosxError) as error:
-        raise WorkdirError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
-
-
-def _header(path: Path) -> dict[str, str]:
-    """Return the header of the file that `export` wrote. Raises WorkdirError if it is of something else or damaged."""
-    from safetensors import safe_open
-
-    with safe_open(path, "numpy") as file:
-        header = file.metadata() or {}
-    if header.get("format") != FORMAT:
-        newer = header.get("format", "").startswith("posx ")
-        by_whom = "a newer posx has written it" if newer else "`posx export` has not written it"
-        raise WorkdirError(f"{path} is not of the format {FORMAT!r}: {by_whom}")
-    if dict(parse_json(header["digests"])).get(HEADER) != _digest(header):
-        raise WorkdirError(
-            f"{path} is damaged: its settings or its tokenizer do not match their digest. Export the run again."
-        )
-    return header
-
-
-def is_export(path: Path) -> bool:
-    """Tell whether a file says that `export` wrote it."""
-    from safetensors import safe_open
-
-    try:
-        with safe_open(path, "numpy") as file:
-            return (file.metadata() or {}).get("format", "").startswith("posx ")
-    except Exception:  # not a file of posx, or too damaged to show it
-        return False
-
-
-def check_export(path: Path) -> None:
-    """Raise WorkdirError if a file that `export` wrote was cut, edited or changed by the disk."""
-    from safetensors import safe_open
-
-    from posx.lab.training.checkpoints import array_sha256
-
-    with report_damage(path):
-        header = _header(path)
-        digests = {name: digest for name, digest in dict(parse_json(header["digests"])).items() if name != HEADER}
-        with safe_open(path, "numpy") as file:
-            if other := other_names(file.keys(), digests):
-                raise WorkdirError(f"{path} is damaged: its arrays do not match its header: {other}")
-            for name, digest in digests.items():
-                if array_sha256(file.get_tensor(name)) != digest:
-                    raise WorkdirError(f"{path} is damaged: {name} does not match its digest")
-
-
-def _arrays(path: Path, abstract: Any) -> tuple[int, Any]:
-    """Return the step and the parameters, of the shapes, types and shardings of `abstract`, of an exported file.
-
-    Raises WorkdirError if the file is damaged or holds other arrays.
-    """
-    from safetensors import safe_open
-
-    from posx.lab.training.checkpoints import array_sha256, flatten
-
-    with report_damage(path):
-        header = _header(path)
-        digests = dict(parse_json(header["digests"]))
-        with safe_open(path, "numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no mapping)
-    wanted = flatten(abstract)
-    if other := other_names(arrays, wanted):
-        raise WorkdirError(f"{path} holds other arrays than its settings need: {other}. Export the run again.")
-    for name, leaf in wanted.items():
-        array = arrays[name]
-        if (array.shape, array.dtype) != (leaf.shape, leaf.dtype) or array_sha256(array) != digests.get(name):
-            raise WorkdirError(
-                f"{path} is damaged: {name} has another shape, or does not match its digest. Export the run again."
-            )
-    leaves = [jax.device_put(arrays[name], leaf.sharding) for name, leaf in wanted.items()]
-    return int(header["step"]), jax.tree.unflatten(jax.tree.structure(abstract), leaves)
