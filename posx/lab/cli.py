@@ -51,7 +51,7 @@ def _settings(values: dict[str, Any], config: Any, sweep: bool) -> str:
         return "this command has no settings but its flags."
     from posx.lab.argv.settings import settings_text
     from posx.lab.runs.exported import unpack
-    from posx.lab.runs.folder import find_runs
+    from posx.lab.runs.finding import find_runs
 
     if config is None:
         first, *others = find_runs(unpack(work_folder(values)))

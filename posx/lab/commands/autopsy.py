@@ -19,7 +19,8 @@ from posx.lab.results.columns import FAILED
 from posx.lab.runs import autopsy
 from posx.lab.runs.autopsy import TRAINED, Change
 from posx.lab.runs.checks import say_unused
-from posx.lab.runs.folder import RunFolder, find_run
+from posx.lab.runs.finding import find_run
+from posx.lab.runs.folder import RunFolder
 from posx.lab.runs.requests import Request, evaluate_request
 from posx.lab.runs.targets import row_anchor
 from posx.lab.sweeps.plan import align_columns

@@ -24,7 +24,8 @@ from posx.encodings.rates import encoding_rates, multipliers_in_rows
 from posx.errors import ConfigError, join_problems
 from posx.lab.commands import SIZES, work_folder
 from posx.lab.config.sections import ModelConfig
-from posx.lab.runs.folder import RunFolder, run_folders
+from posx.lab.runs.finding import run_folders
+from posx.lab.runs.folder import RunFolder
 from posx.machine.guard import start_devices
 
 #: The columns of the catalogue after the name.

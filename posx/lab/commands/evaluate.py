@@ -23,7 +23,8 @@ from posx.lab.runs.changes import change_run, run_differences
 from posx.lab.runs.checks import check_run, say_unused
 from posx.lab.runs.cost import evaluation_speed
 from posx.lab.runs.exported import unpack
-from posx.lab.runs.folder import RunFolder, find_runs, run_name, typed_path
+from posx.lab.runs.finding import find_runs, run_name, typed_path
+from posx.lab.runs.folder import RunFolder
 from posx.lab.runs.requests import Request, evaluate_request
 from posx.lab.sweeps.engines.local import LocalEngine
 from posx.lab.sweeps.schedule import CORE_SPEED

@@ -23,7 +23,8 @@ from posx.lab.files.atomic import disk_errors, write_bytes
 from posx.lab.generate import Sampling, generate
 from posx.lab.machine.compile_cache import use_compile_cache
 from posx.lab.runs.exported import SUFFIX, unpack
-from posx.lab.runs.folder import RunFolder, find_run, run_folders
+from posx.lab.runs.finding import find_run, run_folders
+from posx.lab.runs.folder import RunFolder
 from posx.lab.runs.load import export, load_model
 from posx.machine.guard import start_devices
 

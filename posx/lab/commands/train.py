@@ -18,7 +18,8 @@ from posx.lab.runs import environment
 from posx.lab.runs.changes import run_differences
 from posx.lab.runs.checks import check_run, check_work_folder, say_unused
 from posx.lab.runs.describe import describe
-from posx.lab.runs.folder import RunFolder, find_run
+from posx.lab.runs.finding import find_run
+from posx.lab.runs.folder import RunFolder
 from posx.machine.devices import parse_mesh, use_every_core
 from posx.machine.guard import start_devices
 from posx.notices import say

@@ -13,7 +13,8 @@ from posx.lab.commands import work_folders
 from posx.lab.files import manifests, rows
 from posx.lab.runs.damage import Damage, damages
 from posx.lab.runs.exported import SUFFIX, check_export, is_export
-from posx.lab.runs.folder import RunFolder, run_folders
+from posx.lab.runs.finding import run_folders
+from posx.lab.runs.folder import RunFolder
 
 #: Files of which a run folder has at least one, however damaged it is.
 PARTS = ("config.json", "DONE", "eval.jsonl", "rows.json", "metrics.jsonl", "env.json", "weights.txt")

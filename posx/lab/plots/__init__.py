@@ -34,7 +34,8 @@ from posx.lab.plots.groups import Panel, group_by_rule, panels
 from posx.lab.plots.points import average_log, read_training
 from posx.lab.plots.tables import RowTable, as_markdown, is_table, table, tables
 from posx.lab.results.table import PER_POSITION, diverged_runs, missing_runs, read_results
-from posx.lab.runs.folder import RunFolder, typed_path
+from posx.lab.runs.finding import typed_path
+from posx.lab.runs.folder import RunFolder
 from posx.lazy import module_getter
 from posx.notices import say
 

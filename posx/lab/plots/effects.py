@@ -23,7 +23,8 @@ from posx.attention.tiles import TileInputs, with_terms
 from posx.contract import abstract_params, acting_hooks
 from posx.encodings import Dims, Encoding, Nope, build, encoding_name
 from posx.errors import PosxError, WorkdirError
-from posx.lab.runs.folder import RunFolder, run_folders, run_name
+from posx.lab.runs.finding import run_folders, run_name
+from posx.lab.runs.folder import RunFolder
 from posx.lab.runs.load import load_model
 
 MOST_POSITIONS = 256  # of a matrix

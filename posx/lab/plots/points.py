@@ -23,7 +23,8 @@ from posx.lab.plots.groups import Curve, Panel, Point, choose_places, common_nam
 from posx.lab.results.columns import FAILED, RUN_COLUMNS, finite_perplexity, make_table, plain_rows
 from posx.lab.results.facts import config_facts
 from posx.lab.results.table import list_runs
-from posx.lab.runs.folder import RunFolder, run_folders, run_name
+from posx.lab.runs.finding import run_folders, run_name
+from posx.lab.runs.folder import RunFolder
 
 _MAX_TRAINING_POINTS = 150
 _BINS_PER_OCTAVE = 6

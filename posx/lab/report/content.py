@@ -33,7 +33,7 @@ from posx.lab.plots.verdicts import comparisons
 from posx.lab.results.columns import plain_rows
 from posx.lab.results.facts import OF_ENCODINGS
 from posx.lab.results.table import PER_POSITION, common_folder, list_runs, missing_runs, read_results, relative_name
-from posx.lab.runs.folder import run_folders
+from posx.lab.runs.finding import run_folders
 
 #: The measures of the main chart: the curves of a panel.
 MEASURES = {"ppl": perplexity_curves, "bpb": bits_curves, "R_k": ratio_curves}

@@ -29,7 +29,8 @@ from posx.lab.files import lines
 from posx.lab.files.rows import row_problem
 from posx.lab.results.columns import COLUMNS, RUN_COLUMNS, SCORES, make_table
 from posx.lab.results.facts import config_facts, run_facts
-from posx.lab.runs.folder import RunFolder, run_folders, run_name, typed_path
+from posx.lab.runs.finding import run_folders, run_name, typed_path
+from posx.lab.runs.folder import RunFolder
 from posx.lab.runs.targets import row_anchor
 
 PER_POSITION = PerPosition.name

@@ -21,7 +21,8 @@ import posx
 from posx.errors import Damaged, PosxError, WorkdirError
 from posx.lab.files import checksums, manifests, rows
 from posx.lab.files.locks import holder
-from posx.lab.runs.folder import TOKENIZER_CHECKSUM, RunFolder, typed_path
+from posx.lab.runs.finding import typed_path
+from posx.lab.runs.folder import TOKENIZER_CHECKSUM, RunFolder
 from posx.lab.runs.load import check_borrowed
 from posx.notices import say
 

@@ -22,7 +22,8 @@ from posx.lab.files.lines import parse_json
 from posx.lab.positions import Positions
 from posx.lab.runs.describe import make_run_model, notice_of_code
 from posx.lab.runs.exported import export_header, read_export, report_damage, unpack_export, write_export
-from posx.lab.runs.folder import TOKENIZER_CHECKSUM, RunFolder, find_run
+from posx.lab.runs.finding import find_run
+from posx.lab.runs.folder import TOKENIZER_CHECKSUM, RunFolder
 from posx.lab.runs.text import saved_tokenizer
 from posx.machine.guard import start_devices
 from posx.notices import say
