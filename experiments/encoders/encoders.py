@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from experiments import tables
 from experiments.tables import HERE, Row, Run, Seeds, by_setting, cell, load, markdown, perplexities
 from posx.evaluation.differences import BETTER, FEWEST_SEEDS, judge, loss_difference
-from posx.lab.files.rows import read_row_file
+from posx.lab.files.rows import log_problem, read_row_file
 
 PPPL = "pseudo_perplexity"
 FACTORS = (2, 4, 8)
@@ -41,10 +41,10 @@ def collect(folder: Path, part: str) -> list[Run]:
     runs = tables.collect(folder, part)
     logs = {config["hash"]: path.parent for path in folder.rglob("config.json") if (config := read(path))}
     for run in runs:
-        logged = read_row_file(logs[run["hash"]] / "metrics.jsonl", tables.refuse)
+        logged = read_row_file(logs[run["hash"]] / "metrics.jsonl", tables.refuse, log_problem)
         steps = {row["step"]: row["loss"] for row in logged if "loss" in row}
         ends = range(WINDOW, max(steps) + 1, WINDOW)
-        run["losses"] = {end: round(fmean(steps[n] for n in steps if end - WINDOW < n <= end), 4) for end in ends}
+        run["losses"] = {str(end): round(fmean(steps[n] for n in steps if end - WINDOW < n <= end), 4) for end in ends}
     return runs
 
 

@@ -11,7 +11,7 @@
 
 `gates.toml` holds a published number a gate, with the settings of the run that is held to it. `commands` prints what
 trains and measures these runs. A gate is met if each of its seeds is on the right side of the bound, and missed if none
-is.
+is. A run that is not right at L says nothing of a length beyond it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from typing import Any
 from experiments.tables import HERE, Row, Run, load, markdown, rows_of
 
 GATES = HERE / "tasks" / "gates.toml"
+#: The share of right answers at L from which on a task counts as learned.
+LEARNED = 0.95
 FACTORS = (1, 2, 4)
 #: The number of an answer that a task is judged by, where it is not the exact match.
 METRICS = {"mqar": "accuracy"}
@@ -169,11 +171,20 @@ def is_held(run: Run, gate: Mapping[str, Any]) -> bool:
     return named and all(run["settings"].get(name) == value for name, value in asked.items())
 
 
-def verdict(values: Sequence[float], gate: Mapping[str, Any]) -> str:
-    """Return whether all seeds, some or none are on the right side of a gate's bound."""
+def verdict(values: Sequence[float], trained: Sequence[float], gate: Mapping[str, Any]) -> str:
+    """Return whether all seeds, some or none are on the right side of a gate's bound.
+
+    Args:
+      values: of each seed.
+      trained: of each seed, the same number for items of the training lengths. Failure beyond them says nothing if
+        these are not `LEARNED`.
+      gate: the gate.
+    """
     if not values:
         return "not run"
     right = [value >= gate["least"] if "least" in gate else value <= gate["most"] for value in values]
+    if min(trained) < LEARNED and not ("least" in gate and all(right)):
+        return "says nothing: not learned at L"
     return "met" if all(right) else "seeds disagree" if any(right) else "missed"
 
 
@@ -185,12 +196,13 @@ def gates(runs: Sequence[Run], published: Sequence[Mapping[str, Any]]) -> str:
         measured_on = gate.get("measured_on", gate["task"])
         rows = rows_of(run for run in runs if is_held(run, gate))
         values = values_at([row for row in rows if task_name(row) == measured_on], gate["at"], metric)
+        trained = values_at([row for row in rows if task_name(row) == gate["task"]], 1, metric)
         bound = f"at least {gate['least']:g}" if "least" in gate else f"at most {gate['most']:g}"
         length = "L" if gate["at"] == 1 else f"{gate['at']} L"
-        here = ", ".join(f"{value:.3f}" for value in values) or "-"
         what = f"`{gate['encoding']}`, `{measured_on}`, {metric.replace('_', ' ')} at {length}"
-        body.append([what, bound, gate["source"], here, verdict(values, gate)])
-    return markdown(["gate", "bound", "source", "here, each seed", "verdict"], body)
+        each = (", ".join(f"{value:.3f}" for value in numbers) or "-" for numbers in (trained, values))
+        body.append([what, bound, gate["source"], *each, verdict(values, trained, gate)])
+    return markdown(["gate", "bound", "source", "trained on, at L", "here, each seed", "verdict"], body)
 
 
 def main(words: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Chains of two encodings: every term of either counts once, for every ordered pair of the catalogue."""
+"""Chains of two encodings: every term of either counts once, for every pair of the catalogue."""
 
 import itertools
 
@@ -72,12 +72,18 @@ def test_a_pair_with_each_kind_is_the_sum_of_its_parts(name):
             check_pair(*pair)
 
 
+def have_an_order(one, other):
+    """Whether both map vectors, or both change scores. All other terms of two parts are added or multiplied."""
+    return any({one, other} <= set(kind) for kind in (MAPS_KEYS, reference_pairs.VALUES, reference_pairs.SCORES))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first", NAMES)
 def test_every_pair_is_the_sum_of_its_parts(first):
-    """Outside of `jit`: 1,500 pairs share the programs of their operations."""
+    """Outside of `jit`: the pairs share the programs of their operations."""
     for second in NAMES:
-        if not refusal(first, second):
+        once = NAMES.index(first) <= NAMES.index(second) or have_an_order(first, second) or refusal(second, first)
+        if once and not refusal(first, second):
             check_pair(first, second, layer_outputs)
 
 
