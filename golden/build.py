@@ -1,9 +1,10 @@
-"""Write the vectors: python -m golden.build FOLDER. One JSON file per family, from the float64 references alone.
+"""Write the vectors: python -m golden.build FOLDER [FAMILY ...]. One JSON file each, from float64 references alone.
 
 `tests/golden/write.py` is another thing: it stores outputs of released libraries.
 """
 
 import dataclasses
+import itertools
 import json
 import pathlib
 import sys
@@ -11,12 +12,17 @@ import zlib
 
 import numpy as np
 
-from golden import reference, reference_content, reference_planes
-from golden.families import FAMILIES, MODEL_DIM, draw, grid, spec, value
+from golden import reference, reference_content, reference_planes, reference_rotary
+from golden.families import FAMILIES
+from golden.family import MODEL_DIM, draw, grid, spec, value
 
 #: Another number says that stored outputs or the form of the files changed.
 VERSION = 1
 STEP = 2.0**-17
+#: References of whole sequences.
+WHOLE = reference_content.WHOLE | reference_rotary.WHOLE
+#: Kinds of case with gradients: all but those of decoding and of far positions.
+GRADIENTS = ("whole", "odd_length", "left_padding", "packed", "window", "window_sinks", "both_sides", "grouped")
 #: Distances around the edges of T5's buckets, and far ones.
 DISTANCES = (0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 1000, 4095)
 #: Contents of empty slots.
@@ -89,15 +95,16 @@ def inputs(name, kind):
     case["visible"] = visible(*(case[key] for key in ("q_idx", "k_idx", "q_segment", "k_segment")), mask)
     pos = image(pos) if name == "mrope" else pos
     case |= {"q_pos": pos[first:], "k_pos": pos}
-    vectors = {"x": (MODEL_DIM,)} if family.encoding.name in ("sinusoidal", "fox") else {}
-    if family.encoding.name != "sinusoidal":
-        heads = {"q": family.heads, "k": key_heads, "v": key_heads}
-        vectors |= {part: (number, family.head_dim) for part, number in heads.items()}
-    for part, shape in vectors.items():
-        case[part] = np.where(empty.reshape(-1, *(1 for _ in shape)), GARBAGE, grid(rng, len(idx), *shape))
-    part = "q" if "q" in vectors else "x"
+    shapes = {
+        "x": (MODEL_DIM,),
+        "q": (family.heads, family.head_dim), "k": (key_heads, family.head_dim), "v": (key_heads, family.head_dim),
+    }  # fmt: skip
+    for part in family.reads:
+        given = grid(rng, len(idx), *shapes[part])
+        case[part] = np.where(empty.reshape(-1, *(1 for _ in shapes[part])), GARBAGE, given)
+    part = "q" if "q" in family.reads else "x"
     case[part] = case[part][first:]
-    if kind == "whole" and "q" in vectors:
+    if "q" in family.reads and kind in (GRADIENTS[:1] if family.mixes else GRADIENTS):
         case["g"] = grid(rng, *case["q"].shape)
     return case
 
@@ -105,56 +112,103 @@ def inputs(name, kind):
 def outputs(family, arrays, case, v=None):
     """Return the outputs of a case in float64, for its own values or for others."""
     name, encoding = family.encoding.name, family.encoding
-    if name == "sinusoidal":
+    if "q" not in case:
         return reference.embed(name, encoding, arrays, case["x"], case["q_pos"].tolist())
     q, k, v = case["q"], case["k"], case["v"] if v is None else v
-    if name in reference_content.WHOLE:  # references of whole sequences
+    if name in WHOLE:
         before = len(k) - len(q)
         q = np.concatenate([np.zeros((before, *q.shape[1:])), q])
-        seen = np.concatenate([np.zeros((before, len(k)), bool), case["visible"]])
-        whole = reference_content.WHOLE[name]
-        return whole(encoding, arrays, case.get("x"), lambda _: (q, k, v), case["k_pos"], seen)[before:]
+        seen = visible(*(case[key] for key in ("k_idx", "k_idx", "k_segment", "k_segment")), case["mask"])
+        return WHOLE[name](encoding, arrays, case.get("x"), lambda _: (q, k, v), case["k_pos"], seen)[before:]
     at = case["q_pos"].tolist(), case["k_pos"].tolist()
     return reference.reference(name, encoding, arrays, q, k, v, *at, case["visible"])
 
 
-def weights(family, arrays, case):
-    """Return the weights [h, q, k]: the outputs for values that are unit vectors, one for each key."""
+def results(family, arrays, case):
+    """Return the outputs, and the weights [h, q, k]: outputs for values that are unit vectors, one for each key.
+
+    Encodings that change values have the weights of a form that does not.
+    """
+    if "q" not in case:
+        return {"outputs": outputs(family, arrays, case)}
     units = np.repeat(np.eye(len(case["k"]))[:, None], case["k"].shape[1], axis=1)
-    encoding = family.encoding
-    if "values" in encoding.fields:  # vectors beside the values, which have another width
+    plain, encoding = arrays, family.encoding
+    if encoding.name == "shaw":
         encoding = value(encoding.name, **encoding.fields | {"values": False})
-    return outputs(dataclasses.replace(family, encoding=encoding), arrays, case, units).transpose(1, 0, 2)
+    elif encoding.name == "rotated_values":
+        encoding = encoding.base
+    elif encoding.name == "canon":
+        plain = arrays | {"value": np.zeros((1, 1, 1))}
+    else:  # both at once, for speed
+        both = outputs(family, arrays, case, np.concatenate([case["v"], units], axis=-1))
+        o, w = np.split(both, [family.head_dim], axis=-1)
+        return {"outputs": o, "weights": w.transpose(1, 0, 2)}
+    w = outputs(dataclasses.replace(family, encoding=encoding), plain, case, units)
+    return {"outputs": outputs(family, arrays, case), "weights": w.transpose(1, 0, 2)}
 
 
 def gradients(family, arrays, case):
-    """Return the gradients of sum(outputs * g) by q and k: central differences, which have 9 right digits.
-
-    A row of outputs depends on its own query and head alone, so all queries are moved at once.
-    """
+    """Return the gradients of sum(outputs * g) by q and k: central differences, which have 9 right digits."""
     by = {part: np.zeros_like(case[part]) for part in "qk"}
+    (by_moves if family.encoding.name in WHOLE else by_pairs)(family, arrays, case, by)
+    return {f"grad_{part}": gradient for part, gradient in by.items()}
 
-    def slope(part, place, axes):
-        moved = [dict(case, **{part: case[part].copy()}) for _ in range(2)]
-        for one, step in zip(moved, (STEP, -STEP), strict=True):
-            one[part][place] += step
-        high, low = (outputs(family, arrays, one) for one in moved)
-        by[part][place] = ((high - low) * case["g"]).sum(axes) / (2 * STEP)
+
+def by_pairs(family, arrays, case, by):
+    """Add the gradients through the logit of each pair. Softmax is differentiated by hand."""
+    name, logit = family.encoding.name, reference.LOGITS[family.encoding.name]
+    group = family.heads // case["k"].shape[1]
+    for h, i, j in np.argwhere(case["weights"]):
+        at = case["q_pos"][i].tolist(), case["k_pos"][j].tolist()
+        v = case["v"][j, h // group] + reference.value_term(name, family.encoding, arrays, *at)
+        slope = case["weights"][h, i, j] * case["g"][i, h] @ (v - case["outputs"][i, h])
+        rows = {"q": (i, h), "k": (j, h // group)}
+        for part, c in itertools.product("qk", range(family.head_dim)):
+            ends = []
+            for step in (STEP, -STEP):
+                pair = {each: case[each][row].copy() for each, row in rows.items()}
+                pair[part][c] += step
+                ends.append(logit(family.encoding, arrays, *pair.values(), *at, h))
+            by[part][rows[part]][c] += slope * (ends[0] - ends[1]) / (2 * STEP)
+
+
+def by_moves(family, arrays, case, by):
+    """Add the changes of all outputs.
+
+    A row depends on its own query alone, and a head on its own vectors, unless the family `mixes`. So all queries are
+    moved at once, and all heads.
+    """
+
+    def slopes(part, *place):
+        """Return the change of the sum, by query and head [q, h]."""
+        ends = []
+        for step in (STEP, -STEP):
+            moved = dict(case, **{part: case[part].copy()})
+            moved[part][place] += step
+            ends.append(outputs(family, arrays, moved))
+        return ((ends[0] - ends[1]) * case["g"]).sum(axis=-1) / (2 * STEP)
 
     for c in range(family.head_dim):
-        slope("q", np.s_[:, :, c], -1)
-        for j in range(len(case["k"])):
-            slope("k", np.s_[j, :, c], (0, 2))
-    return {"grad_q": by["q"], "grad_k": by["k"]}
+        if family.mixes:
+            for part, t, h in itertools.product("qk", range(len(case["k"])), range(family.heads)):
+                by[part][t, h, c] = slopes(part, t, h, c).sum()
+            continue
+        by["q"][..., c] = slopes("q", ..., c)
+        for j in np.flatnonzero(case["k_idx"] >= 0):
+            of_heads = slopes("k", j, slice(None), c).sum(axis=0)
+            by["k"][j, :, c] = of_heads.reshape(case["k"].shape[1], -1).sum(axis=1)
 
 
 def constants(family):
     """Return what a reader may compare before attention: frequencies and the attention factor, or slopes."""
     encoding = family.encoding
     if encoding.name == "rope":
-        width = encoding.rotary_dim
-        theta = [reference_planes.theta(encoding.frequencies, encoding.base, width, c) for c in range(width // 2)]
-        return {"theta": theta, "attention_factor": reference_planes.magnitude(encoding.frequencies)}
+        rule, base, width = encoding.frequencies, encoding.base, encoding.rotary_dim
+        of_heads = [
+            [reference_planes.theta(rule, base, width, c, h) for c in range(width // 2)] for h in range(family.heads)
+        ]
+        alike = all(theta == of_heads[0] for theta in of_heads)
+        return {"theta": of_heads[0] if alike else of_heads, "attention_factor": reference_planes.magnitude(rule)}
     return {"slopes": reference.alibi_slopes(family.heads)} if encoding.name == "alibi" else {}
 
 
@@ -165,17 +219,17 @@ def settings(given):
     return {"name": given.name} | {name: settings(each) for name, each in given.fields.items()}
 
 
-def build(name):
-    """Return the file of a family as a dictionary of plain values."""
+def build(name, with_gradients=True):
+    """Return the file of a family as a dictionary of plain values. Gradients take most of the time."""
     family = FAMILIES[name]
     arrays = draw(family, np.random.default_rng(zlib.crc32(name.encode())))
     cases = []
     for kind, fault in KINDS.items():
         if kind not in family.without:
             case = inputs(name, kind)
-            case["outputs"] = outputs(family, arrays, case)
-            if "g" in case:
-                case |= {"weights": weights(family, arrays, case)} | gradients(family, arrays, case)
+            case |= results(family, arrays, case)
+            if "g" in case and with_gradients:
+                case |= gradients(family, arrays, case)
             catches = f"{fault}: {family.catches}" if kind == "whole" else fault
             tolerance = TOLERANCE | ({"float32": FAR[kind]} if kind in FAR else {})
             cases.append({"name": kind, "catches": catches, "tolerance": tolerance} | case)
@@ -186,7 +240,7 @@ def build(name):
     }  # fmt: skip
 
 
-def plain(given):
+def as_list(given):
     """Return a NumPy array as nested lists."""
     return given.tolist()
 
@@ -195,12 +249,19 @@ def write(folder, names=tuple(FAMILIES)):
     """Write the files of families into a folder, a case a line."""
     pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
     for name in names:
-        text = json.dumps(build(name), default=plain, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(build(name), default=as_list, allow_nan=False, separators=(",", ":"))
         text = text.replace(',"cases":[', ',\n"cases":[\n').replace('},{"name":', '},\n{"name":')
         pathlib.Path(folder, f"{name}.json").write_text(text + "\n", encoding="utf-8")
 
 
+def main(folder, *names):
+    """Write the named families, or all."""
+    if unknown := [name for name in names if name not in FAMILIES]:
+        sys.exit(f"there is no family {unknown[0]!r}. There are {', '.join(FAMILIES)}.")
+    write(folder, names or tuple(FAMILIES))
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("Write python -m golden.build FOLDER.")
-    write(sys.argv[1])
+    if len(sys.argv) < 2:
+        sys.exit("Write python -m golden.build FOLDER [FAMILY ...].")
+    main(*sys.argv[1:])

@@ -1,71 +1,7 @@
 """The encodings with vectors: a name, its settings, the source of its formula, and the learned arrays of its cases."""
 
-import dataclasses
-from typing import Any
-
-import numpy as np
-
-#: Channels of a head and of a token, and query heads, in all families but those of ALiBi.
-HEAD_DIM, MODEL_DIM, NUM_HEADS = 8, 16, 2
-
-
-def value(name, **fields):
-    """Return an object of a class with this name that has these attributes, as the references read an encoding."""
-    return type(name.replace("_", ""), (), {"name": name, "fields": fields, **fields})()
-
-
-def spec(given):
-    """Return a value as text: rope(base=10000.0, frequencies=yarn(factor=4.0))."""
-    if hasattr(given, "fields"):
-        return f"{given.name}({', '.join(f'{name}={spec(each)}' for name, each in given.fields.items())})"
-    if isinstance(given, tuple):
-        return f"({', '.join(map(spec, given))})"
-    return f"'{given}'" if isinstance(given, str) and not given.isidentifier() else str(given)
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """One encoding with all its settings.
-
-    Attributes:
-      encoding: the settings, see `value`.
-      formula: the logits s_ij of query i and key j, or the vectors.
-      source: the paper and its equation.
-      catches: the faults that only this family shows.
-      differs: released code that computes something else.
-      arrays: shapes of learned arrays by name.
-      heads: query heads.
-      without: kinds of case that this family lacks.
-      bidirectional: whether queries see later keys, in all cases without a window.
-    """
-
-    encoding: Any
-    formula: str
-    source: str
-    catches: str
-    differs: str = ""
-    arrays: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
-    heads: int = NUM_HEADS
-    without: tuple[str, ...] = ("both_sides",)
-    bidirectional: bool = False
-
-    @property
-    def head_dim(self):
-        """The channels of a head."""
-        return HEAD_DIM if self.heads == NUM_HEADS else 4
-
-
-def rope(catches, rule=None, source="Su et al. 2021, arXiv 2104.09864, equations 15 and 34", differs="", **fields):
-    """Return RoPE as a family, with other fields or another rule of frequencies."""
-    rule = rule or value("geometric")
-    settings = {"base": 10000.0, "layout": "half_split", "rotary_dim": HEAD_DIM, **fields, "frequencies": rule}
-    planes = "(2c, 2c+1)" if settings["layout"] == "interleaved" else f"(c, c+{settings['rotary_dim'] // 2})"
-    formula = (
-        "s_ij = (R_i q_i) . (R_j k_j) / sqrt(d). R_p rotates plane c by p theta_c, and multiplies it by the attention "
-        f"factor. Plane c has channels {planes}. See `constants`."
-    )
-    differs = differs or "x-transformers rotates only half of the head by default."
-    return Family(value("rope", **settings), formula, source, catches, differs, without=())
+from golden import families_content, families_rotary
+from golden.family import CONTENT, FAR, HEAD_DIM, MODEL_DIM, NUM_HEADS, Family, value
 
 
 def alibi(heads):
@@ -79,6 +15,7 @@ def alibi(heads):
         "attention-gym has 2^(-8(h+1)/H) for every number of heads H. Falcon adds before the scale. BLOOM adds slope "
         "times the key's index: equal after softmax, imprecise in bfloat16.",
         heads=heads,
+        head_dim=4,
         without=(),
     )
 
@@ -98,14 +35,12 @@ def t5(catches, bidirectional=False):
     )
 
 
-PENG, HF = "Peng et al. 2023, arXiv 2309.00071", "of Hugging Face transformers"
-LONGROPE = {
-    "short_factors": (1.0, 1.0, 1.25, 1.5), "long_factors": (1.0, 1.5, 3.0, 6.0), "factor": 4.0,
-}  # fmt: skip
 TRANSFORMER_XL = {"u": (NUM_HEADS, HEAD_DIM), "v": (NUM_HEADS, HEAD_DIM), "w_r": (MODEL_DIM, NUM_HEADS, HEAD_DIM)}
 FIRE = {"c": (), "multiplier": (), "w0": (1, 4), "b0": (4,), "w1": (4, NUM_HEADS)}
-ROPE = value("rope", base=10000.0, layout="half_split", rotary_dim=HEAD_DIM)
-CONTENT = ("offset_4096", "offset_2_24", "far", "both_sides")  # kinds of case about positions, which it does not read
+TUPE = {
+    "table": (16, MODEL_DIM), "norm_scale": (MODEL_DIM,), "norm_bias": (MODEL_DIM,), "theta": (2, NUM_HEADS),
+    "u_q": (MODEL_DIM, NUM_HEADS, HEAD_DIM), "u_k": (MODEL_DIM, NUM_HEADS, HEAD_DIM),
+}  # fmt: skip
 EMBEDDED = ("window", "window_sinks", "grouped", "both_sides", "packed")
 
 
@@ -119,60 +54,45 @@ def sinusoidal(layout, exponent):
         "Vaswani et al. 2017, arXiv 1706.03762, section 3.5; the other exponent is that of tensor2tensor",
         "the other layout, or the other exponent",
         "fairseq and XGLM start at position padding_idx + 1.",
+        reads="x",
         without=EMBEDDED,
     )
 
 
 FAMILIES = {
-    "rope": rope("planes of interleaved channels; the sign of the distance"),
-    "rope_interleaved": rope("planes of split halves", layout="interleaved"),
-    "rope_partial": rope("all channels rotated; the exponent counts all channels", rotary_dim=4),
-    "rope_base": rope("the base reset to 10,000", base=500000.0),
-    "rope_linear": rope(
-        "positions not divided by the factor", value("linear", factor=4.0), "Chen et al. 2023, arXiv 2306.15595"
-    ),
-    "rope_ntk": rope(
-        "the exponent d/(d-2) left out", value("ntk", factor=4.0), f'bloc97 2023, "NTK-aware scaled RoPE"; {PENG}, 3.1'
-    ),
-    "rope_dynamic_ntk": rope(
-        "the factor not that of the text's length, 16",
-        value("dynamic_ntk", factor=2.0, original_len=8, length=16),
-        f'emozilla 2023; "dynamic" {HF}',
-        "Hugging Face caches keys that were rotated at shorter lengths.",
-    ),
-    "rope_yarn": rope(
-        "the attention factor lost; it acts on queries and on keys",
-        value("yarn", factor=4.0, original_len=64, slow=1.0, fast=32.0),
-        f'{PENG}, sections 3.3 and 3.4; "yarn" {HF}, whose ramp counts planes',
-        "The paper's ramp counts turns. Levanter divides twice. MaxText leaves the attention factor off by default.",
-    ),
-    "rope_llama3": rope(
-        "the smooth part between the two wavelengths",
-        value("llama3", factor=8.0, original_len=64, low_freq_factor=1.0, high_freq_factor=4.0),
-        f'Llama 3 team 2024, arXiv 2407.21783; "llama3" {HF}',
-        base=500000.0,
-    ),
-    "rope_longrope_short": rope(
-        "the long factors in a short text",
-        value("longrope", **LONGROPE, original_len=16, length=16),
-        f'Ding et al. 2024, arXiv 2402.13753; "longrope" {HF}',
-    ),
-    "rope_longrope_long": rope(
-        "the short factors in a long text",
-        value("longrope", **LONGROPE, original_len=16, length=17),
-        f'Ding et al. 2024, arXiv 2402.13753; "longrope" {HF}',
-        "Hugging Face caches keys that were rotated with the short factors.",
-    ),
-    "mrope": Family(
-        value("mrope", base=16.0, sections=(2, 1, 1)),
-        "As rope, half split. The planes of each section read one of the positions (time, height, width).",
-        "Qwen2-VL, Wang et al. 2024, arXiv 2409.12191, section 2.1",
-        "one position for all three; sections in another order",
-        "Qwen3-VL interleaves the sections.",
-        without=("left_padding", "padded_step", "window", "window_sinks", "packed", *CONTENT),
+    **families_rotary.FAMILIES,
+    **families_content.FAMILIES,
+    "nope": Family(
+        value("nope"),
+        "s_ij = q_i . k_j / sqrt(d).",
+        "Haviv et al. 2022, arXiv 2203.16634; Kazemnejad et al. 2023, arXiv 2305.19466",
+        "no division by sqrt(d)",
+        without=FAR,
     ),
     "sinusoidal": sinusoidal("interleaved", "2c/m"),
     "sinusoidal_concatenated": sinusoidal("concatenated", "c/(m/2-1)"),
+    "learned": Family(
+        value("learned", num_positions=16, beyond="error"),
+        "outputs = x + table[p].",
+        "Gehring et al. 2017, arXiv 1705.03122; Radford et al. 2019 (GPT-2)",
+        "rows counted from 1, or from padding_idx + 1",
+        "BART and OPT have two rows before that of position 0. RoBERTa counts from padding_idx + 1.",
+        {"table": (16, MODEL_DIM)},
+        reads="x",
+        without=(*EMBEDDED, *FAR),
+    ),
+    "tupe": Family(
+        value("tupe", num_positions=16, beyond="error", untied=(0,)),
+        "s_ij = (q_i . k_j + (a_i u_q) . (a_j u_k)) / sqrt(2 d), a_p = norm_scale LayerNorm(table[p]) + norm_bias, "
+        "with 1e-5 added to the variance. theta[0, h] stands for the second product and its scale if i = 0, else "
+        "theta[1, h] if j = 0.",
+        "Ke, He and Liu 2021, arXiv 2006.15595, equations 7, 8 and 10",
+        "the scale of one product; theta scaled too; theta of queries and keys exchanged",
+        "The released code gives u_q and u_k bias vectors, and takes theta from two spare rows of the table.",
+        TUPE,
+        scale=0.5,
+        without=(*FAR, "grouped"),
+    ),
     **{f"alibi_{heads}": alibi(heads) for heads in (4, 6, 8, 12)},
     "t5": t5("later keys not in bucket 0; edges of the logarithmic buckets"),
     "t5_bidirectional": t5("sides exchanged; edges of the logarithmic buckets", bidirectional=True),
@@ -201,13 +121,16 @@ FAMILIES = {
         "p and a exchanged",
         "NeMo learns -b ln(1 + a |r|^p).",
         {"p": (NUM_HEADS,), "a": (NUM_HEADS,)},
+        positive=("p", "a"),
     ),
     "kerple_power": Family(
         value("kerple", form="power"),
         "s_ij = q_i . k_j / sqrt(d) - a_h |i - j|^p_h.",
         "Chi et al. 2022, arXiv 2205.09921",
         "p and a exchanged",
-        arrays={"p": (NUM_HEADS,), "a": (NUM_HEADS,)},
+        "The authors' code clips the stored p and a to their bounds before each step.",
+        {"p": (NUM_HEADS,), "a": (NUM_HEADS,)},
+        positive=("p", "a"),
     ),
     "fire": Family(
         value("fire", threshold=4.0, width=4),
@@ -217,32 +140,34 @@ FAMILIES = {
         "the key's position, or the length of the text, in place of the query's",
         "DAPE's port needs all queries at once to score one.",
         FIRE,
+        positive=("c", "multiplier"),
     ),
-    "xpos": Family(
-        value("xpos", rope=ROPE, scale_base=8.0),
-        "As rope, plane c times zeta_c^((i - j) / scale_base), zeta_c = (2c/d + 0.4) / 1.4.",
-        "Sun et al. 2022, arXiv 2212.10554, section 3.2",
-        "the inverse power on the wrong side; overflow far from the centre",
-        "Other code takes powers about the middle of the current text. A cache with another centre is wrong.",
+    "bam": Family(
+        value("bam", learned=("shape", "scale", "loc"), shapes=(1.0, 1.0), initial_scale=0.0, num_heads=NUM_HEADS),
+        "s_ij = q_i . k_j / sqrt(d) - e^scale_h (|i - j + c_h| + 1e-5)^shape_h, c_h = e^loc_h - e^-loc_h.",
+        "Bianchessi et al. 2025, arXiv 2505.22842, GGD-BAM; models/bam.py as released in May 2025",
+        "the sign of c; scale in place of e^scale; the 1e-5 left out",
+        "Revisions of the code until March 2025 have scale in place of e^scale, inside the power.",
+        dict.fromkeys(("shape", "scale", "loc"), (NUM_HEADS,)),
+        positive=("shape",),
+        without=(),
     ),
-    "fox": Family(
-        value("fox", gate="forget", gate_scale=1.0),
-        "s_ij = q_i . k_j / sqrt(d) + sum of log sigmoid(x_l w + b)_h over visible tokens l = j+1 .. i.",
-        "Lin et al. 2025, arXiv 2503.02130, section 3",
-        "the gate of the key itself counted, or that of the query left out",
-        "x-transformers sums the gates of new tokens only when it decodes with a cache.",
-        {"w": (MODEL_DIM, NUM_HEADS), "b": (NUM_HEADS,)},
-        without=("window_sinks", *CONTENT),
+    "dynamic_bias": Family(
+        value("dynamic_bias", width=4, depth=2, log_distance=True),
+        "s_ij = q_i . k_j / sqrt(d) + f(sign(i - j) ln(1 + |i - j|))_h, f(y) = silu(silu(y w0 + b0) w1 + b1) w2.",
+        "Wang et al. 2022 (CrossFormer), arXiv 2108.00154; the logarithm is Swin V2's, arXiv 2111.09883",
+        "j - i in place of i - j; no logarithm; relu in place of silu",
+        "x-transformers reads i - j by default. Its last layer has a bias, which changes no softmax. CrossFormer "
+        "normalises hidden layers.",
+        {"w0": (1, 4), "b0": (4,), "w1": (4, 4), "b1": (4,), "w2": (4, NUM_HEADS)},
+        without=(),
     ),
-    "cope": Family(
-        value("cope", num_positions=4, scaled=True),
-        "s_ij = q_i . (k_j + e[p_ij]) / sqrt(d), p_ij = min(3, sum of sigmoid(q_i . k_l / sqrt(d)) over l = j .. i); "
-        "e between whole positions is interpolated linearly.",
-        "Golovneva et al. 2024, arXiv 2405.18719, section 4; q . e divided as in the release",
-        "gates summed from the first key; the gate of key j left out",
-        "The listing in the paper's appendix and x-transformers do not divide q . e by sqrt(d).",
-        {"table": (4, HEAD_DIM)},
-        without=CONTENT,
+    "nape": Family(
+        value("nape", slopes="linear", alibi_heads=1),
+        "s_ij = q_i . k_j / sqrt(d) - m_h |i - j|, m_h = 1, 1/2, 1/3 ... in the first half of the heads, else 0.",
+        "Vasylenko et al. 2025, arXiv 2506.16640; the released sparse_gemma.py",
+        "ALiBi's slopes; slopes in the last heads",
+        without=(),
     ),
     "sandwich": Family(
         value("sandwich", width=16, first=0, base=10000.0, num_heads=NUM_HEADS),
@@ -275,7 +200,7 @@ FAMILIES = {
         "s_ij = (1 + 0.1 ln(1 + floor((i + 1) / 4))) q_i . k_j / sqrt(d).",
         "Llama 4 in Hugging Face transformers, layers without RoPE",
         "the step one token late",
-        "Ministral 3 has floor(i / 4).",
+        "Ministral 3 has floor(i / 4). transformers 5.24.0 counts padding, and counts on in packed documents.",
     ),
     "log_length": Family(
         value("log_length", train_len=4),
@@ -283,18 +208,12 @@ FAMILIES = {
         "Chiang and Cholak 2022, arXiv 2202.12172; Qwen's use_logn_attn",
         "the length of the text, or of the cache, in place of i + 1",
     ),
+    "ssmax": Family(
+        value("ssmax", plain_heads=0),
+        "s_ij = s_h ln(i + 1) q_i . k_j / sqrt(d).",
+        "Nakanishi 2025, arXiv 2501.19399",
+        "the length of the text, or of the cache, in place of i + 1; ln(i)",
+        "deep-spin/asentmax reads ln(i + 2).",
+        {"s": (NUM_HEADS,)},
+    ),
 }
-
-
-def draw(family, rng):
-    """Return the learned arrays of a family: multiples of 1/32, which bfloat16 holds exactly."""
-    arrays = {name: grid(rng, *shape) for name, shape in family.arrays.items()}
-    if family.encoding.name in ("kerple", "fire"):
-        return {name: np.abs(array) + 0.25 if name in ("p", "a", "c", "multiplier") else array
-                for name, array in arrays.items()}  # fmt: skip
-    return arrays
-
-
-def grid(rng, *shape):
-    """Return normal numbers, rounded to multiples of 1/32 below 4."""
-    return np.clip(np.round(rng.standard_normal(shape) * 32), -127, 127) / 32

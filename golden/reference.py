@@ -61,6 +61,8 @@ def sinusoidal_vector(encoding, params, pos, width):
 
 def table_row(encoding, table, pos):
     last = len(table) - 1
+    if encoding.beyond == "error":
+        return table[pos]
     if encoding.beyond == "clamp":
         return table[min(max(pos, 0), last)]
     if encoding.stretched_to > len(table):

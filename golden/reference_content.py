@@ -44,7 +44,8 @@ def cope(encoding, params, x, q, k, pos, i, seen):
             product = q[h] @ k[j, h] / math.sqrt(d)
             met += 1 / (1 + math.exp(-product))
             place = min(met, len(e) - 1)
-            vector = np.array([np.interp(place, np.arange(len(e)), column) for column in e.T])
+            first = min(int(place), len(e) - 2)
+            vector = e[first] + (place - first) * (e[first + 1] - e[first])
             logits[j][h] = product + q[h] @ vector / (math.sqrt(d) if encoding.scaled else 1.0)
     return logits
 
@@ -132,4 +133,20 @@ def householder(params, x, before):
     return np.array([np.eye(len(v)) - b * np.outer(v, v) / (v @ v) for v, b in zip(w, beta, strict=True)])
 
 
-WHOLE = {"cope": cope, "inkling": inkling, "dape": dape, "fox": fox, "path": path}
+def adaptive_temperature(encoding, params, x, project, pos, visible):
+    """Return plain attention of each query times its logit scale."""
+    q, k, v = project(x)
+    scaled = q.copy()
+    for i, p in enumerate(pos.tolist()):
+        for n in range(q.shape[1] - encoding.plain_heads):
+            h = n + encoding.plain_heads
+            beta = math.log(1 + math.exp(x[i] @ params["w_beta"][:, n]))
+            gamma = encoding.gamma_range * math.tanh(x[i] @ params["w_gamma"][:, n])
+            scaled[i, h] *= encoding.delta + beta * math.log(p + 2) ** gamma
+    return reference.reference("nope", encoding, {}, scaled, k, v, pos.tolist(), pos.tolist(), np.asarray(visible))
+
+
+WHOLE = {
+    "cope": cope, "inkling": inkling, "dape": dape, "fox": fox, "path": path,
+    "adaptive_temperature": adaptive_temperature,
+}  # fmt: skip

@@ -14,7 +14,7 @@ def rope(encoding, params, q, k, i, j, h):
     total = 0.0
     for c in range(width // 2):
         a, b = (2 * c, 2 * c + 1) if encoding.layout == "interleaved" else (c, c + width // 2)
-        angle = (i - j) * theta(encoding.frequencies, encoding.base, width, c)
+        angle = (i - j) * theta(encoding.frequencies, encoding.base, width, c, h)
         total += (complex(q[a], q[b]) * complex(k[a], -k[b]) * complex(math.cos(angle), math.sin(angle))).real
     return (magnitude(encoding.frequencies) ** 2 * total + q[width:] @ k[width:]) / math.sqrt(len(q))
 
@@ -29,39 +29,81 @@ def mrope(encoding, params, q, k, i, j, h):
     return total / math.sqrt(len(q))
 
 
-def theta(rule, base, width, c):
-    """Return the radians per token of plane c among width / 2, as papers and released code of the rules have them."""
+def theta(rule, base, width, c, h=0):
+    """Return the radians per token of plane c among width / 2, as papers and released code of the rules have them.
+
+    The key head h counts for one rule alone, `mobius`.
+    """
     name, own = type(rule).__name__.lower(), base ** (-2 * c / width)
-    if name == "geometric":
+    if name not in RULES:
+        raise ValueError(f"the reference has no rule {name!r}")
+    return RULES[name](rule, base, width, c, own, h)
+
+
+def ntk(base, width, c, factor):
+    return (base * factor ** (width / (width - 2))) ** (-2 * c / width)
+
+
+def dynamic_ntk(rule, base, width, c, own, h):
+    beyond = max(rule.length - rule.original_len, 0)
+    return ntk(base, width, c, 1 + rule.factor * beyond / rule.original_len)
+
+
+def by_parts(rule, slow, fast, own):
+    """Return the frequency by the turns in the original length: divided below `slow`, kept above `fast`."""
+    turns = rule.original_len * own / (2 * math.pi)
+    smooth = min(max((turns - slow) / (fast - slow), 0), 1)
+    return (1 - smooth) * own / rule.factor + smooth * own
+
+
+def yarn(rule, base, width, c, own, h):
+    """Return a frequency between those of the planes with so many turns, which are found as in the released code."""
+    fast, slow = (
+        width * math.log(rule.original_len / (2 * math.pi * turns)) / (2 * math.log(base))
+        for turns in (rule.fast, rule.slow)
+    )
+    fast, slow = max(math.floor(fast), 0), min(math.ceil(slow), width - 1)
+    share = min(max((c - fast) / (slow - fast), 0), 1)
+    return own / rule.factor * share + own * (1 - share)
+
+
+def longrope(rule, base, width, c, own, h):
+    return own / (rule.long_factors if rule.length > rule.original_len else rule.short_factors)[c]
+
+
+def clip(rule, base, width, c, own, h):
+    n = c - (width // 2 - rule.planes)
+    if n < 0:
         return own
-    if name == "linear":
-        return own / rule.factor
-    if name in ("ntk", "dynamicntk"):
-        factor = rule.factor
-        if name == "dynamicntk":
-            beyond = max(rule.length - rule.original_len, 0)
-            factor = 1 + rule.factor * beyond / rule.original_len
-        return (base * factor ** (width / (width - 2))) ** (-2 * c / width)
-    if name == "longrope":
-        return own / (rule.long_factors if rule.length > rule.original_len else rule.short_factors)[c]
-    if name == "llama3":
-        wavelength, length = 2 * math.pi / own, rule.original_len
-        if wavelength < length / rule.high_freq_factor:
-            return own
-        if wavelength > length / rule.low_freq_factor:
-            return own / rule.factor
-        smooth = (length / wavelength - rule.low_freq_factor) / (rule.high_freq_factor - rule.low_freq_factor)
-        return (1 - smooth) * own / rule.factor + smooth * own
-    if name == "yarn":
-        # The plane that makes so many turns in the original length, as the released code finds it.
-        fast, slow = (
-            width * math.log(rule.original_len / (2 * math.pi * turns)) / (2 * math.log(base))
-            for turns in (rule.fast, rule.slow)
-        )
-        fast, slow = max(math.floor(fast), 0), min(math.ceil(slow), width - 1)
-        share = min(max((c - fast) / (slow - fast), 0), 1)
-        return own / rule.factor * share + own * (1 - share)
-    raise ValueError(f"the reference has no rule {name!r}")
+    return 0.0 if rule.hard else own * (1 + math.cos(math.pi * n / max(rule.planes - 1, 1))) / 2
+
+
+def resonance(rule, base, width, c, own, h):
+    wavelength = 2 * math.pi / theta(rule.of, base, width, c, h)
+    return 2 * math.pi / round(wavelength)
+
+
+def mobius(rule, base, width, c, own, h):
+    return math.pi * (2 * c + 1) / rule.original_len if h < round(rule.share * rule.num_kv_heads) else own
+
+
+#: Functions of a rule, the base, the width, the plane, its frequency in RoPE, and the key head.
+RULES = {
+    "geometric": lambda rule, base, width, c, own, h: own,
+    "linear": lambda rule, base, width, c, own, h: own / rule.factor,
+    "ntk": lambda rule, base, width, c, own, h: ntk(base, width, c, rule.factor),
+    "dynamicntk": dynamic_ntk,
+    "ntkbyparts": lambda rule, base, width, c, own, h: by_parts(rule, rule.slow, rule.fast, own),
+    "llama3": lambda rule, base, width, c, own, h: by_parts(rule, rule.low_freq_factor, rule.high_freq_factor, own),
+    "yarn": yarn,
+    "longrope": longrope,
+    "proportional": lambda rule, base, width, c, own, h: own / rule.factor if c < int(rule.share * width / 2) else 0.0,
+    "wholeturns": lambda rule, base, width, c, own, h: own if own * rule.original_len >= 2 * math.pi else 0.0,
+    "clip": clip,
+    "resonance": resonance,
+    "mobius": mobius,
+    "periodic": lambda rule, base, width, c, own, h: 2 * math.pi / rule.periods[c % len(rule.periods)],
+}
 
 
 def magnitude(rule):
@@ -71,7 +113,7 @@ def magnitude(rule):
         return 0.1 * math.log(rule.factor) + 1
     if name == "longrope":
         return math.sqrt(1 + math.log(rule.factor) / math.log(rule.original_len))
-    return 1.0
+    return magnitude(rule.of) if name == "resonance" else 1.0
 
 
 def self_extend(encoding, params, q, k, i, j, h):

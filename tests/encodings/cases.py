@@ -10,14 +10,25 @@ import numpy as np
 import pytest
 
 import posx
-from golden import reference, reference_content
+from golden import reference, reference_content, reference_rotary
 from posx.conformance import DIMS
 from posx.conformance.subject import LENGTH
 from posx.encodings import Encoding, encoding_name
-from tests.encodings import reference_logit_scales, reference_rotary
+
+
+def _accumulated_rope(encoding, params, x, project, pos, visible):
+    """Give the reference the random steps that JAX draws for a position, as if they were learned."""
+    if not encoding.random:
+        return reference_rotary.accumulated_rope(encoding, params, x, project, pos, visible)
+    shape = encoding.num_kv_heads, encoding.head_dim // 2
+    rngs = [jax.random.fold_in(jax.random.key(0), int(p)) for p in pos]
+    bits = np.stack([np.asarray(jax.random.bits(rng, shape, np.uint32)) for rng in rngs])
+    steps = np.sqrt(3) * ((bits >> 9) + 0.5 - 2**22) / 2**22
+    return reference_rotary.along(steps, encoding.base, *project(x), visible)
+
 
 #: References of whole sequences, (encoding, params, x, project, pos, visible), where a pair does not say its own logit.
-WHOLE = {**reference_content.WHOLE, **reference_rotary.OUTPUTS, **reference_logit_scales.WHOLE}
+WHOLE = reference_content.WHOLE | reference_rotary.WHOLE | {"accumulated_rope": _accumulated_rope}
 
 #: Every registry name with its defaults, and every variant that changes a formula.
 SPECS: dict[str, Any] = {

@@ -7,8 +7,7 @@ import math
 
 import numpy as np
 
-from golden import reference, reference_content
-from tests.encodings import reference_rotary
+from golden import reference, reference_content, reference_rotary
 
 
 def outputs(parts, x, project, pos):
@@ -176,7 +175,7 @@ def darope(encoding, params, tokens, q, k):
 
 
 def accumulated_rope(encoding, params, tokens, q, k):
-    steps = reference_rotary.steps(encoding, params, tokens.x, tokens.pos)
+    steps = reference_rotary.steps(params, tokens.x)
     angles = np.cumsum(steps, axis=0) * encoding.base ** (-np.arange(0, q.shape[-1], 2) / q.shape[-1])
     waves = np.repeat(np.exp(1j * angles), q.shape[1] // steps.shape[1], axis=1)
     return tuple(turned(vectors, waves, "half_split") for vectors in (q, k))

@@ -34,7 +34,7 @@ NAMES = ("rope", "mrope", "sinusoidal", "alibi", "t5")
 
 
 def attention(case, fault=""):
-    """Return the outputs of a case, for the encodings of NAMES; with a fault, wrong ones."""
+    """Return the outputs and weights of a case, for the encodings of NAMES; with a fault, wrong ones."""
     settings = case["settings"]
     if settings["name"] not in NAMES:
         return None
@@ -55,7 +55,8 @@ def attention(case, fault=""):
     logits = (logits + bias) / root if fault == "the bias is divided by the root of d" else logits / root + bias
     logits = np.where(mask(case, fault), logits, -1e30)
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return np.einsum("hqk,khd->qhd", weights / weights.sum(axis=-1, keepdims=True), v)
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return {"outputs": np.einsum("hqk,khd->qhd", weights, v), "weights": weights}
 
 
 def read_positions(case, fault):
@@ -109,10 +110,10 @@ def rotary(case, settings, fault):
     def turn(vectors, pos):
         if pos.ndim > 1:
             axis = np.repeat(range(3), settings["sections"]) * (fault != "all sections read the time")
-            angles = pos[:, axis] * theta
+            angles = (pos[:, axis] * theta)[:, None]
         else:
-            angles = phases(pos, theta, fault)
-        angles = (-angles if fault == "the sign of the distance is reversed" else angles)[:, None]
+            angles = phases(pos, theta.ravel(), fault).reshape(len(pos), -1, width // 2)
+        angles = -angles if fault == "the sign of the distance is reversed" else angles
         x = vectors[..., :width]
         planes = x[..., ::2] + 1j * x[..., 1::2] if interleaved else x[..., : width // 2] + 1j * x[..., width // 2 :]
         planes = factor * planes * np.exp(1j * angles)

@@ -1,9 +1,10 @@
-"""Rotary encodings whose logits need more than two vectors and their positions, in float64 NumPy, from the definition:
-(encoding, params, x [t, m], project, pos [t], visible [t, t]) -> outputs [t, h, d]. Nothing here imports posx."""
+"""Encodings that change vectors by their tokens or by other vectors, in float64 NumPy loops; see `reference`.
+
+A reference is a function (encoding, params, x [t, m], project, pos [t], visible [t, t]) -> outputs [t, h, d].
+"""
 
 import math
 
-import jax
 import numpy as np
 
 from golden import reference
@@ -18,7 +19,7 @@ def key_offset_rope(encoding, params, x, project, pos, visible):
 
 
 def with_offset(encoding, name, other, x, project, pos, visible):
-    """What `other` gives for keys whose last channels are those of the token that each one sees before itself."""
+    """Return the outputs of `other` for keys with last channels of the token that each key sees before itself."""
     q, k, v = project(x)
     moved = k.copy()
     for t, row in enumerate(visible):
@@ -39,7 +40,7 @@ def canon_rope(encoding, params, x, project, pos, visible):
 
 
 def with_canon(params, name, other, projected, pos, visible):
-    """What `other` gives for vectors with those of earlier tokens of the document added, each times its numbers."""
+    """Return the outputs of `other` for vectors plus those of earlier tokens of the document, times their numbers."""
     mixed = [
         np.stack([
             vectors[t] + sum(a * vectors[s] for a, s in zip(params[hook], np.flatnonzero(row[: t + 1])[::-1]))  # noqa: B905
@@ -51,9 +52,9 @@ def with_canon(params, name, other, projected, pos, visible):
 
 
 def rotated(turn, q, k, v, visible, values=False):
-    """Outputs if plane c of query i is rotated by turn(i, j, h, c) relative to key j, and also to value j.
+    """Return outputs if plane c of query i is rotated by turn(i, j, h, c) relative to key j, and to value j too.
 
-    Planes as complex numbers, channels c and c + d/2.
+    Planes are complex numbers of channels c and c + d/2.
     """
     (_, heads, width), group = q.shape, q.shape[1] // k.shape[1]
     o, half = np.zeros((*q.shape[:2], v.shape[-1])), width // 2
@@ -62,10 +63,13 @@ def rotated(turn, q, k, v, visible, values=False):
         logits, moved = [], []
         for j in seen:
             turns = np.exp(1j * np.array([turn(i, j, h, c) for c in range(half)]))
-            left, right, value = (x[:half] + 1j * x[half:] for x in (q[i, h], k[j, h // group], v[j, h // group]))
+            left, right = (x[:half] + 1j * x[half:] for x in (q[i, h], k[j, h // group]))
             logits.append((left * right.conj() * turns).real.sum() / math.sqrt(width))
-            value = value * turns.conj()
-            moved.append(np.concatenate([value.real, value.imag]) if values else v[j, h // group])
+            value = v[j, h // group]
+            if values:
+                plane = (value[:half] + 1j * value[half:]) * turns.conj()
+                value = np.concatenate([plane.real, plane.imag])
+            moved.append(value)
         w = np.exp(logits)
         for weight, value in zip(w / w.sum(), moved, strict=True):
             o[i, h] += weight * value
@@ -73,7 +77,7 @@ def rotated(turn, q, k, v, visible, values=False):
 
 
 def along(steps, base, q, k, v, visible, values=False):
-    """Outputs if plane c of each token makes steps [t, g, c] times base^(-2c/d)."""
+    """Return outputs if plane c of each token makes steps [t, g, c] times base^(-2c/d)."""
     group, width = q.shape[1] // k.shape[1], q.shape[-1]
 
     def turn(i, j, h, c):
@@ -90,17 +94,12 @@ def selective_rope(encoding, params, x, project, pos, visible):
 
 
 def accumulated_rope(encoding, params, x, project, pos, visible, values=False):
-    return along(steps(encoding, params, x, pos), encoding.base, *project(x), visible, values)
+    return along(steps(params, x), encoding.base, *project(x), visible, values)
 
 
-def steps(encoding, params, x, pos):
-    """The steps [t, g, c]. The random ones are those that JAX draws for a position."""
-    if not encoding.random:
-        return np.stack([np.tensordot(token, params["steps"], 1) for token in x])
-    shape = encoding.num_kv_heads, encoding.head_dim // 2
-    rngs = [jax.random.fold_in(jax.random.key(0), int(p)) for p in pos]
-    bits = np.stack([np.asarray(jax.random.bits(rng, shape, np.uint32)) for rng in rngs])
-    return np.sqrt(3) * ((bits >> 9) + 0.5 - 2**22) / 2**22
+def steps(params, x):
+    """Return the steps [t, g, c]."""
+    return np.stack([np.tensordot(token, params["steps"], 1) for token in x])
 
 
 def rotated_values(encoding, params, x, project, pos, visible):
@@ -116,7 +115,7 @@ def rotated_values(encoding, params, x, project, pos, visible):
 
 
 def selected(encoding, params, x, row):
-    """phi [g, c] of the last token that a row of `visible` shows."""
+    """Return phi [g, c] of the last token that a row of `visible` shows."""
 
     def unit(token):
         slices = token.reshape(encoding.num_heads, -1)
@@ -134,27 +133,18 @@ def selected(encoding, params, x, row):
 
 
 def darope(encoding, params, x, project, pos, visible):
-    """Planes as complex numbers: the real part of q e^(i a_i) conj(k e^(i a_j)), a the angle of each token."""
     q, k, v = project(x)
-    (_, heads, width), group = q.shape, q.shape[1] // k.shape[1]
+    group, width = q.shape[1] // k.shape[1], q.shape[-1]
     angles = np.array([darope_angles(encoding, params, token, p, width) for token, p in zip(x, pos, strict=True)])
-    o = np.zeros((*q.shape[:2], v.shape[-1]))
-    for i, h in np.ndindex(len(q), heads):
-        seen = np.flatnonzero(visible[i])
-        logits = []
-        for j in seen:
-            turns = np.exp(1j * (angles[i, h // group] - angles[j, h // group]))
-            left = q[i, h, : width // 2] + 1j * q[i, h, width // 2 :]
-            right = k[j, h // group, : width // 2] + 1j * k[j, h // group, width // 2 :]
-            logits.append((left * turns * right.conj()).real.sum() / math.sqrt(width))
-        w = np.exp(logits)
-        for weight, j in zip(w / w.sum(), seen, strict=True):
-            o[i, h] += weight * v[j, h // group]
-    return o
+
+    def turn(i, j, h, c):
+        return angles[i, h // group, c] - angles[j, h // group, c]
+
+    return rotated(turn, q, k, v, visible)
 
 
 def darope_angles(encoding, params, token, pos, width):
-    """Angles [g, c] of a token, by the paper's pseudocode."""
+    """Return the angles [g, c] of a token, by the paper's pseudocode."""
     length, eps = encoding.original_len, 1e-6
     place = min(max(pos + 0.5, eps * length), (1 - eps) * length)
     beta = math.log(place / length / (1 - place / length))
@@ -163,7 +153,7 @@ def darope_angles(encoding, params, token, pos, width):
     return np.stack([pos * t + 0 * c if t >= 2 * math.pi / length else c * t for t in thetas], axis=-1)
 
 
-OUTPUTS = {
+WHOLE = {
     "darope": darope,
     "key_offset": key_offset, "key_offset+rope": key_offset_rope, "selective_rope": selective_rope,
     "accumulated_rope": accumulated_rope, "rotated_values": rotated_values,
