@@ -39,7 +39,7 @@ STUDIES = {
     "recipe": "Learning rates of position parameters",
     "variants": "RoPE's base, alone and beside ALiBi",
     "tasks": "Right answers to longer items",
-    "encoders": "Encoders on masked tokens, planned",
+    "encoders": "Encoders on masked tokens",
     "scaling": "Twelve encodings at four widths, planned",
     "golden": "Other libraries on the golden vectors",
     "cost": "Speed and memory",

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -32,7 +33,7 @@ FACTORS = (2, 4, 8)
 STEPS = (500, 1000, 2000)
 WINDOW = 100
 LEARNED, TUPE, ROPE, ALIBI = "learned", "tupe", "rope", "alibi"
-T5 = "t5(bidirectional=true)"
+T5 = "t5(bidirectional=True)"
 TUPE_R, BERT_R = f"{TUPE}+{T5}", f"{LEARNED}+{T5}"
 
 
@@ -72,18 +73,21 @@ def table(cells: Sequence[Run]) -> str:
 
 
 def rates(runs: Sequence[Run]) -> str:
-    """Return pseudo-perplexity at L and the last training loss of seed 0 by encoding and learning rate."""
-    found: dict[str, dict[float, Run]] = {}
-    for run in runs:
-        if run["seed"] == 0:
-            found.setdefault(run["encoding"], {})[run["settings"]["train.learning_rate"]] = run
-    found = {name: by_rate for name, by_rate in found.items() if len(by_rate) > 1}
+    """Return pseudo-perplexity at L and the last training loss of seed 0 by encoding and learning rate, as Markdown."""
+    first = [run for run in runs if run["seed"] == 0]
+    times = Counter(run["encoding"] for run in first)
+    found: dict[tuple[str, float], dict[float, Run]] = {}
+    for run in first:
+        if times[run["encoding"]] > 1:
+            multiplier = run["settings"]["train.position_lr_multiplier"] or 1.0
+            found.setdefault((run["encoding"], multiplier), {})[run["settings"]["train.learning_rate"]] = run
     columns = sorted({rate for by_rate in found.values() for rate in by_rate})
     body = []
-    for name, by_rate in found.items():
+    for (name, multiplier), by_rate in sorted(found.items(), key=lambda item: item[0]):
         each = (by_rate.get(rate) for rate in columns)
-        body.append([f"`{name}`", *(f"{at_length(one):.3f}, {loss_at(one, STEPS[-1]):.3f}" for one in each if one)])
-    return markdown(["encoding", *(f"{rate:g}" for rate in columns)], body)
+        cells = (f"{at_length(one):.3f}, {loss_at(one, STEPS[-1]):.3f}" if one else "-" for one in each)
+        body.append([f"`{name}`, x {multiplier:g}", *cells])
+    return markdown(["encoding, multiplier", *(f"{rate:g}" for rate in columns)], body)
 
 
 def at_length(run: Run) -> float:
@@ -161,7 +165,7 @@ def figure(cells: Sequence[Run], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     found = by_setting(cells)
-    drawn, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+    drawn, (left, right) = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained")
     for number, name in enumerate(sorted(found, key=lambda name: fmean(losses(found[name], STEPS[-1])))):
         style = {"color": f"C{number % 10}", "linestyle": "-" if number < 10 else "--", "label": name}
         steps = list(map(int, found[name][0]["losses"]))
@@ -176,7 +180,7 @@ def figure(cells: Sequence[Run], path: Path) -> None:
     right.set_xticks((1, *FACTORS), [f"{k} L" for k in (1, *FACTORS)])
     for axis in (left, right):
         axis.grid(alpha=0.3)
-    left.legend(fontsize=7)
+    drawn.legend(*left.get_legend_handles_labels(), loc="outside right center", fontsize=8)
     drawn.savefig(path, dpi=120)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from experiments import tables
+from experiments.encoders import encoders
 from experiments.intervals import coverage, unpaired, verdicts
 from experiments.leaderboard import leaderboard
 from experiments.recipe import recipe
@@ -94,6 +95,13 @@ def test_answers_to_the_tasks():
     cells, others = load("tasks", "cells"), load("tasks", "rates")
     assert bodies("tasks")[0] == of_markdown(tasks.table(tasks.read_cells(cells)))
     assert bodies("tasks")[1] == of_markdown(tasks.rates([*cells, *others]))
+
+
+def test_hidden_tokens_of_encoders():
+    cells, others, causal = (load("encoders", part) for part in ("cells", "rates", "causal"))
+    assert bodies("encoders")[0] == of_markdown(encoders.table(cells))
+    assert bodies("encoders")[2] == list(map(list, encoders.claims(cells, causal)))
+    assert bodies("encoders")[3] == of_markdown(encoders.rates([*cells, *others]))
 
 
 def test_rates_changed_the_study():
