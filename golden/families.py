@@ -164,7 +164,7 @@ FAMILIES = {
         "Hugging Face caches keys that were rotated with the short factors.",
     ),
     "mrope": Family(
-        value("mrope", base=16.0, sections=(2, 1, 1)),
+        value("mrope", base=16.0, sections=(2, 1, 1), order="contiguous", layout="half_split"),
         "As rope, half split. The planes of each section read one of the positions (time, height, width).",
         "Qwen2-VL, Wang et al. 2024, arXiv 2409.12191, section 2.1",
         "one position for all three; sections in another order",

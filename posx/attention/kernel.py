@@ -69,6 +69,8 @@ def kernel_refusal(
         return (
             f"{type(encoding).__name__} has a score and vectors by distance, which the kernel does not support together"
         )
+    if encoding.axes > 1 and "score" in defined_hooks(encoding):
+        return f"{type(encoding).__name__} has a score and positions with axes, which the kernel does not support"
     if not in_order:
         return "the kernel needs whole sequences in order, without idx"
     if offset is None and "by_distance" in defined_hooks(encoding):
@@ -167,7 +169,7 @@ def _whole_blocks(side: Block, read: tuple[Any, Any], block: int) -> Block:
         return _widen(jnp.pad(x, ((0, 0), (0, padding), (0, 0), (0, 0))) if padding else x)
 
     def numbers(x: jax.Array, **how: Any) -> jax.Array:
-        return jnp.pad(x, ((0, 0), (0, padding)), **how) if padding else x
+        return jnp.pad(x, [(0, padding if n == 1 else 0) for n in range(x.ndim)], **how) if padding else x
 
     vectors_read = jax.tree.map(vectors, Tokens(tokens.mapped, tokens.values))
     token_bias = None
