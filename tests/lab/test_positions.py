@@ -235,6 +235,12 @@ def test_runs_are_told_apart_by_their_policies():
         ("learned", "offset(longest=64)", {}, "has positions 0 to 63. Give it a size of 64"),
         ("rope+alibi", "offset(longest=64)", {"train.executor": "kernel"}, "known positions that count up by one"),
         ("alibi", "randomised(longest=64)", {"eval.executor": "kernel"}, "known positions that count up by one"),
+        ("axial", "sequential", {}, "2 axes, but train.positions=sequential gives 1. Use --config.train.positions"),
+        ("mrope", "grid", {"eval.lengths": (16, 64)}, "3 axes, but train.positions=grid gives 2. Choose another"),
+        ("rope", "grid", {"eval.lengths": (16, 64)}, "with 1 axis, but train.positions=grid gives 2. Put it on both"),
+        ("axial", "grid", {}, "eval.lengths: train.positions=grid needs a square number of tokens, and 32 is none."),
+        ("nope", "grid", {"train.length": 15, "eval.lengths": (16,)}, "and 15 is none. Give 9 or 16."),
+        ("axial(inner=learned(num_positions=3))", "grid", {"eval.lengths": (16,)}, "positions 0 to 3. Leave its size"),
     ],
 )  # fmt: skip
 def test_unfit_policies_are_one_line(encoding, positions, settings, wanted):
