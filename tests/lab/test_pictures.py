@@ -34,7 +34,7 @@ def share_of_equal(rows, columns):
     return same + (1 - same) / 8
 
 
-@pytest.mark.parametrize(("side", "count"), [(8, 400), (24, 60)])
+@pytest.mark.parametrize(("side", "count"), [(8, 4000), (24, 60)])
 def test_leaves_have_the_statistics_of_their_definition(side, count):
     """Of neighbours, of patches farther apart, and in the corner as elsewhere, at any side."""
     items = draw_rows(parse_task("dead_leaves"), jax.random.split(jax.random.key(0), count), 4, side**2, side**2)
@@ -44,8 +44,7 @@ def test_leaves_have_the_statistics_of_their_definition(side, count):
     pictures = tokens[:, 1:].reshape(count, side, side)
     for rows, columns in ((0, 1), (1, 0), (2, 3), (5, 0)):
         equal = pictures[:, rows:, columns:] == pictures[:, : side - rows, : side - columns]
-        corner = equal[:, :3, :3]
-        for part in (equal, corner):
+        for part in (equal, equal[:, :1, :1]):
             by_picture = part.mean(axis=(1, 2))
             error = by_picture.std() / count**0.5
             assert abs(by_picture.mean() - share_of_equal(rows, columns)) < 4 * error, (rows, columns)
