@@ -154,7 +154,8 @@ def stock_call(case: Case, library: str) -> Call | None:
         return None
     has_bias = "bias" in terms or encoding.acts_on("bias")
     fixed = content_free_bias(encoding, {}, pos[None], pos[None]) if has_bias and not case.params else None
-    mask = nnx.make_causal_mask(pos[None]).astype(bool) if library == "flax.nnx" else None
+    order = jnp.asarray(sequential(case.length))[None]
+    mask = nnx.make_causal_mask(order).astype(bool) if library == "flax.nnx" else None
     kernel = "cudnn" if library == "jax.nn-cudnn" else "xla"
 
     def attention(params, q, k, v, bias, mask):

@@ -140,7 +140,8 @@ def test_a_cached_step_is_lowered_for_accelerators(case, platform):
     )
 
     def step(params, tokens, cache):
-        return model.decode(params, tokens, cache.filled[None], cache.filled[None], cache)
+        pos = jnp.broadcast_to(cache.filled, (1, *model.position_shape))
+        return model.decode(params, tokens, pos, cache.filled[None], cache)
 
     cache = jax.eval_shape(lambda: model.empty_cache(ROWS, LENGTH))
     assert not faults(lowered(step, platform, model.abstract(), shape_of(ROWS, 1, dtype="int32"), cache))
@@ -220,7 +221,8 @@ def test_the_fused_executor_calls_cudnn_wherever_it_fits(tmp_path):
 @every_encoding
 def test_numbers_by_position_are_not_rounded(case):
     """Accelerators round the operands of float32 products, unless the product asks for the highest precision."""
-    encoding, pos, many = CASES[case], shape_of(LENGTH, dtype="int32"), shape_of(ROWS, LENGTH, dtype="int32")
+    encoding, many = CASES[case], shape_of(ROWS, LENGTH, dtype="int32")
+    pos = shape_of(LENGTH, *position_shape(encoding), dtype="int32")
     params, calls = abstract_params(encoding, DIMS), []
     if encoding.acts_on("by_distance"):
         calls.append((encoding.by_distance, params, pos))
