@@ -87,8 +87,9 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     benches = parser.add_subparsers(dest="bench", required=True)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
-        "--encodings", type=encodings, default=list(ENCODINGS), help="as posx takes them, with commas; default: all"
-    )
+        "--encodings", type=encodings, default=[name for name, cls in ENCODINGS.items() if cls().axes <= 1],
+        help="as posx takes them, with commas; default: all that serve texts",
+    )  # fmt: skip
     common.add_argument("--cores", type=measure.positive, help="run on the first so many usable cores; default: all")
     common.add_argument("--out", type=Path, help="JSON file for every number measured")
     common.add_argument("--figure", type=Path, help="picture; written as .png and .svg")

@@ -126,8 +126,14 @@ def jax_call(
     )
 
 
+def places(case: Case) -> np.ndarray:
+    """Return the positions 0 to t - 1, on every axis that the encoding reads."""
+    pos = sequential(case.length)
+    return pos if case.value.axes <= 1 else np.stack([pos] * case.value.axes, axis=-1)
+
+
 def posx_call(case: Case, executor: str, num_devices: int = 1) -> Call:
-    encoding, pos, over = case.value, sequential(case.length), mesh(num_devices)
+    encoding, pos, over = case.value, places(case), mesh(num_devices)
 
     def attention(params, q, k, v, x=None):
         with jax.sharding.use_abstract_mesh(over.abstract_mesh):
@@ -141,14 +147,15 @@ def stock_call(case: Case, library: str) -> Call | None:
 
     A bias without learned parameters is made once, and its time is not measured.
     """
-    encoding, pos = case.value, jnp.asarray(sequential(case.length))
+    encoding, pos = case.value, jnp.asarray(places(case))
     stock = {"embed", "query", "key", "logit_scale", "by_distance", "bias"}
     terms = distance_terms(encoding, case.params)
     if encoding.history or not {*acting_hooks(encoding)} <= stock or terms.keys() - {"bias"}:
         return None
     has_bias = "bias" in terms or encoding.acts_on("bias")
     fixed = content_free_bias(encoding, {}, pos[None], pos[None]) if has_bias and not case.params else None
-    mask = nnx.make_causal_mask(pos[None]).astype(bool) if library == "flax.nnx" else None
+    order = jnp.asarray(sequential(case.length))[None]
+    mask = nnx.make_causal_mask(order).astype(bool) if library == "flax.nnx" else None
     kernel = "cudnn" if library == "jax.nn-cudnn" else "xla"
 
     def attention(params, q, k, v, bias, mask):
@@ -200,7 +207,7 @@ def in_attention(encodings: list[str]) -> list[str]:
 
 def oracle(case: Case) -> Arrays:
     """Compute the output and all gradients by posx's dense executor in float64."""
-    arrays, encoding, pos = case.arrays(), case.value, sequential(case.length)
+    arrays, encoding, pos = case.arrays(), case.value, places(case)
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), case.params)
     with jax.enable_x64(True):
         wide = {name: jnp.asarray(x, jnp.float64) for name, x in arrays.items()}

@@ -40,6 +40,7 @@ STUDIES = {
     "variants": "RoPE's base, alone and beside ALiBi",
     "tasks": "Right answers to longer items",
     "encoders": "Encoders on masked tokens",
+    "pictures": "Pictures with rows and columns",
     "scaling": "Twelve encodings at four widths, planned",
     "golden": "Other libraries on the golden vectors",
     "cost": "Speed and memory",

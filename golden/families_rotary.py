@@ -146,7 +146,7 @@ FAMILIES = {
         "The authors read rotations from a table at i mod m.",
     ),
     "mrope": Family(
-        value("mrope", base=16.0, sections=(2, 1, 1)),
+        value("mrope", base=16.0, sections=(2, 1, 1), order="contiguous", layout="half_split"),
         "As rope, half split. The planes of each section read one of the positions (time, height, width).",
         "Qwen2-VL, Wang et al. 2024, arXiv 2409.12191, section 2.1",
         "one position for all three; sections in another order",

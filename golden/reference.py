@@ -210,6 +210,38 @@ def gape(encoding, params, q, k, i, j, h):
     return plain(encoding, params, q, k, i, j, h) + slope * (j * (1 - landmark) + i * landmark)
 
 
+def axial_parts(encoding, params, vectors):
+    """Yield, for each axis, its parameters and its even part of some vectors, then None and the channels left over."""
+    n, inner = encoding.num_axes, type(encoding.inner).__name__.lower()
+    width = len(vectors[0]) // n // 2 * 2
+    for axis in range(n):
+        own = {key.removeprefix(f"{axis}."): value for key, value in params.items() if key.startswith(f"{axis}.")}
+        yield inner, own, [vector[axis * width : (axis + 1) * width] for vector in vectors]
+    yield None, None, [vector[n * width :] for vector in vectors]
+
+
+def axial_vector(encoding, params, pos, width):
+    """Return the vectors of all axes behind each other."""
+    vectors = []
+    for axis, (inner, own, (part,)) in enumerate(axial_parts(encoding, params, [np.zeros(width)])):
+        vectors.append(EMBEDDINGS[inner](encoding.inner, own, pos[axis], len(part)) if inner in EMBEDDINGS else part)
+    return np.concatenate(vectors)
+
+
+def axial(encoding, params, q, k, i, j, h):
+    """Add the products of the parts of all axes, and their biases, which are the logits of zeros."""
+    products = biases = 0.0
+    for axis, (inner, own, (part_q, part_k)) in enumerate(axial_parts(encoding, params, [q, k])):
+        if inner is None:
+            products += part_q @ part_k
+            continue
+        at = int(i[axis]), int(j[axis]), h
+        bias = LOGITS[inner](encoding.inner, own, 0 * part_q, 0 * part_k, *at)
+        products += (LOGITS[inner](encoding.inner, own, part_q, part_k, *at) - bias) * math.sqrt(len(part_q))
+        biases += bias
+    return products / math.sqrt(len(q)) + biases
+
+
 # Biases: numbers added to the logits.
 
 
@@ -317,11 +349,12 @@ def value_term(name, encoding, params, i, j):
     return 0.0
 
 
-EMBEDDINGS = {"sinusoidal": sinusoidal_vector, "learned": learned_vector}
+EMBEDDINGS = {"sinusoidal": sinusoidal_vector, "learned": learned_vector, "axial": axial_vector}
 LOGITS = {
     "nope": plain, "sinusoidal": plain, "learned": plain, "shaw": shaw, "transformer_xl": transformer_xl, "t5": t5,
-    "tupe": tupe, "deberta": deberta, "rope": rope, "mrope": mrope, "xpos": xpos, "self_extend": self_extend,
-    "dual_chunk": dual_chunk, "pope": pope, "fope": fope, "alibi": alibi, "grape_a": grape_a, "gape": gape,
+    "tupe": tupe, "deberta": deberta, "rope": rope, "mrope": mrope, "axial": axial, "xpos": xpos,
+    "self_extend": self_extend, "dual_chunk": dual_chunk, "pope": pope, "fope": fope,
+    "alibi": alibi, "grape_a": grape_a, "gape": gape,
     "tupe+t5": tupe_r,
     "rope+alibi": rope_alibi,
     "kerple": with_bias(kerple_bias),

@@ -20,11 +20,18 @@ def rope(encoding, params, q, k, i, j, h):
 
 
 def mrope(encoding, params, q, k, i, j, h):
-    """Rotate as rope, half split, by positions (time, height, width). Sections count the planes of each."""
-    axes, total = np.repeat(range(3), encoding.sections), 0.0
+    """Rotate as rope by positions such as (time, height, width). Sections count the planes of each."""
+    n, planes = len(encoding.sections), sum(encoding.sections)
+    axes = np.repeat(range(n), encoding.sections)
+    if encoding.order == "interleaved":  # the first axis, then every n-th plane for each other one
+        axes = np.zeros(planes, int)
+        for axis in range(1, n):
+            axes[axis : n * encoding.sections[axis] : n] = axis
+    total = q[2 * planes :] @ k[2 * planes :]
     for c, axis in enumerate(axes):
-        angle = (i[axis] - j[axis]) / encoding.base ** (c / len(axes))
-        left, right = complex(q[c], q[c + len(axes)]), complex(k[c], -k[c + len(axes)])
+        a, b = (2 * c, 2 * c + 1) if encoding.layout == "interleaved" else (c, c + planes)
+        angle = (i[axis] - j[axis]) / encoding.base ** (c / planes)
+        left, right = complex(q[a], q[b]), complex(k[a], -k[b])
         total += (left * right * complex(math.cos(angle), math.sin(angle))).real
     return total / math.sqrt(len(q))
 

@@ -16,8 +16,8 @@ import pytest
 
 import posx
 from posx.attention import accelerators, causal, plan, refusal, strips
-from posx.conformance.subject import KNOWN, LENGTH, even_tiles
-from posx.contract import abstract_params, distance_terms
+from posx.conformance.subject import KNOWN, LENGTH, add_axes, even_tiles
+from posx.contract import abstract_params, distance_terms, position_shape
 from posx.lab.config import EvalConfig, TrainConfig
 from posx.lab.config.sections import ModelConfig
 from posx.lab.model import make_model
@@ -47,9 +47,10 @@ def attention(encoding, executor, params, q, k, v, x, slots, mask=posx.causal())
     """The outputs and all gradients."""
 
     def total(params, q, k, v, x):
-        embedded = x if x is None else jax.vmap(encoding.embed, in_axes=(None, 0, None))(params, x, jnp.asarray(KNOWN))
+        known = add_axes(encoding, KNOWN)
+        embedded = x if x is None else jax.vmap(encoding.embed, in_axes=(None, 0, None))(params, x, jnp.asarray(known))
         reads = embedded if encoding.acts_on("features") else None
-        at = KNOWN if slots is None else slots
+        at = known if slots is None else slots
         o = posx.attend(encoding, params, q, k, v, at, x=reads, executor=executor, mask=mask)
         return jnp.sum(o.astype(jnp.float32)) + (0 if embedded is None else jnp.sum(embedded)), o
 
@@ -66,7 +67,8 @@ def test_attention_is_lowered_for_accelerators(case, platform):
     params = abstract_params(encoding, DIMS)
     x = shape_of(ROWS, LENGTH, DIMS.model_dim) if encoding.acts_on("features") or encoding.acts_on("embed") else None
     # Traced slots and known positions take different ways through the formula. CPUs widen bfloat16.
-    ways = [("dense", "float32", SLOTS), (even_tiles, "bfloat16", None)]
+    slots = SLOTS._replace(pos=shape_of(ROWS, LENGTH, *position_shape(encoding), dtype="int32"))
+    ways = [("dense", "float32", slots), (even_tiles, "bfloat16", None)]
     if not refusal(encoding, params, causal(), in_order=True, segments=False):
         ways.append(("fused", "float32", None))
     for executor, dtype, slots in ways:
@@ -138,7 +140,8 @@ def test_a_cached_step_is_lowered_for_accelerators(case, platform):
     )
 
     def step(params, tokens, cache):
-        return model.decode(params, tokens, cache.filled[None], cache.filled[None], cache)
+        pos = jnp.broadcast_to(cache.filled, (1, *model.position_shape))
+        return model.decode(params, tokens, pos, cache.filled[None], cache)
 
     cache = jax.eval_shape(lambda: model.empty_cache(ROWS, LENGTH))
     assert not faults(lowered(step, platform, model.abstract(), shape_of(ROWS, 1, dtype="int32"), cache))
@@ -218,7 +221,8 @@ def test_the_fused_executor_calls_cudnn_wherever_it_fits(tmp_path):
 @every_encoding
 def test_numbers_by_position_are_not_rounded(case):
     """Accelerators round the operands of float32 products, unless the product asks for the highest precision."""
-    encoding, pos, many = CASES[case], shape_of(LENGTH, dtype="int32"), shape_of(ROWS, LENGTH, dtype="int32")
+    encoding, many = CASES[case], shape_of(ROWS, LENGTH, dtype="int32")
+    pos = shape_of(LENGTH, *position_shape(encoding), dtype="int32")
     params, calls = abstract_params(encoding, DIMS), []
     if encoding.acts_on("by_distance"):
         calls.append((encoding.by_distance, params, pos))

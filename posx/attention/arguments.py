@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention.known import check_known_positions, check_orders
+from posx.attention.known import check_finite, check_known_positions, check_orders
 from posx.attention.masks import MASKS
-from posx.contract import Encoding, Features, check_defined, defined_hooks
+from posx.contract import Encoding, Features, check_defined, defined_hooks, position_shape
 
 #: A NumPy array if the values are known before tracing, else a JAX one.
 Known = np.ndarray | jax.Array
@@ -20,10 +20,12 @@ Known = np.ndarray | jax.Array
 class Slots(NamedTuple):
     """The slots of one side's tokens, each array [t] or [b, t], with t the slots of q or of k.
 
+    Positions of n > 1 axes are [t, n] or [b, t, n], for an encoding whose fact `axes` is n.
+
     Without idx every slot is a token. Known positions that fall, are below 0 or jump far are then refused.
 
     Attributes:
-      pos: positions in tokens, int32 or float32.
+      pos: positions in tokens, int32 or float32, on each axis.
       idx: arrival orders, int32, -1 for an empty slot; None if queries and keys are the same tokens, in order.
       segment: document numbers, int32; None for one document.
     """
@@ -57,8 +59,9 @@ def check_vectors(encoding: Encoding, q: Any, k: Any, v: Any, q_slots: Slots, k_
         if not jnp.issubdtype(x.dtype, jnp.floating):
             raise ValueError(f"{name} is {x.dtype}: vectors must be floats. Cast them to float32.")
     for name, x, slots in (("q", q, q_slots), ("k", k, k_slots)):
-        tokens: tuple[int, ...] = getattr(slots.pos, "shape", ())[-1:]
-        if tokens == x.shape[2:3] and tokens != x.shape[1:2]:
+        shape: tuple[int, ...] = getattr(slots.pos, "shape", ())
+        tokens = (shape[:-1] if encoding.axes > 1 else shape)[-1:]
+        if tokens == x.shape[2:3] and x.shape[1] not in shape:
             raise ValueError(
                 f"{name} {x.shape} has the {tokens[0]} tokens of its positions on the axis of heads. Vectors are "
                 f"[b, t, h, d]: give {name}.swapaxes(1, 2)."
@@ -93,19 +96,28 @@ def check_tokens(encoding: Encoding, q: Any, k: Any, x: Any, features: tuple[Fea
                 )
 
 
-def host_array(name: str, given: Any, tokens: tuple[int, ...], kinds: tuple[str, ...] = ("int32",)) -> Known:
+def host_array(
+    name: str, given: Any, tokens: tuple[int, ...], kinds: tuple[str, ...] = ("int32",), of_token: tuple[int, ...] = ()
+) -> Known:
     """Return `given`, an array [t] or [b, t] for `tokens` = (b, t), as a NumPy array unless it is traced.
 
-    Raises ValueError for anything else, and for a type that is none of `kinds`.
+    of_token: the shape of one token's entry, see `position_shape`. Raises ValueError for another shape, and for a type
+    that is none of `kinds`.
     """
+    forms = " or ".join(f"[{', '.join(map(str, (*axes, *of_token)))}]" for axes in ("t", "bt"))
     if not isinstance(given, Known):
-        raise ValueError(f"{name} is no array: give [t] or [b, t] of {' or '.join(kinds)}.")
+        raise ValueError(f"{name} is no array: give {forms} of {' or '.join(kinds)}.")
     if given.dtype == np.bool_:
         remedy = f"Write np.where({name}, order, -1)." if name.endswith("idx") else f"If it is a mask: {MASKS}"
         raise ValueError(f"{name} is bool: it must be {' or '.join(kinds)}. {remedy}")
-    if given.ndim not in (1, 2) or given.shape[-1] != tokens[1] or given.shape[:-1] not in ((), (1,), tokens[:1]):
+    if given.shape not in [(*batch, tokens[1], *of_token) for batch in ((), (1,), tokens[:1])]:
+        n = len(of_token) and of_token[0]
+        axes = f" and the encoding reads positions with {n} axes" if n else ""
+        equal = n and given.shape[-1] == tokens[1]
+        remedy = f" If all axes are equal, write np.stack([{name}] * {n}, axis=-1)." if equal else ""
         raise ValueError(
-            f"{name} has shape {given.shape}, but vectors [b, t, h, d] have {tokens[1]} tokens: give [t] or [b, t]."
+            f"{name} has shape {given.shape}, but vectors [b, t, h, d] have {tokens[1]} tokens{axes}: give "
+            f"{forms}.{remedy}"
         )
     if given.dtype.name not in kinds:
         kind = kinds[-1] if jnp.issubdtype(given.dtype, jnp.floating) else kinds[0]
@@ -129,9 +141,13 @@ def both_sides(
     if in_order and q_tokens != k_tokens:
         raise ValueError(f"{q_tokens[1]} queries attend to {k_tokens[1]} keys: give idx, the arrival orders, of both.")
     one_side = all(map(operator.is_, q, k))
-    q, k = _side("q", q_tokens, q, clean=False), _side("k", k_tokens, k, clean=k_clean)
+    q = _side(encoding, "q", q_tokens, q, clean=False)
+    k = _side(encoding, "k", k_tokens, k, clean=k_clean)
     for name, side in (("q_pos", q), *([] if one_side else [("k_pos", k)])):
-        check_known_positions(name, side.pos, None if in_order else side.idx, side.segment)
+        if encoding.axes <= 1:
+            check_known_positions(name, side.pos, None if in_order else side.idx, side.segment)
+        else:  # each axis may start again, as columns do in every row of an image
+            check_finite(name, side.pos)
     if q.pos.dtype != k.pos.dtype:
         raise ValueError(
             f"positions are {q.pos.dtype} for queries but {k.pos.dtype} for keys: give both the same type."
@@ -148,14 +164,41 @@ def both_sides(
     return q, k, in_order
 
 
-def _side(side: str, tokens: tuple[int, ...], given: Slots, clean: bool) -> Slots:
-    pos = host_array(f"{side}_pos", given.pos, tokens, kinds=("int32", "float32"))
+def _side(encoding: Encoding, side: str, tokens: tuple[int, ...], given: Slots, clean: bool) -> Slots:
+    pos = given.pos if encoding.axes else drop_axes(given.pos, tokens)
+    pos = host_array(f"{side}_pos", pos, tokens, ("int32", "float32"), position_shape(encoding))
     segment = None if given.segment is None else host_array(f"{side}_segment", given.segment, tokens)
     idx = None if given.idx is None else host_array(f"{side}_idx", given.idx, tokens)
     if idx is not None and side == "k":
         check_orders("k_idx", idx, segment)
-    pos = pos if clean or idx is None else _fill_positions(pos, idx)
+    if not clean and idx is not None:
+        filled = [_fill_positions(own, idx) for own in split_axes(encoding, pos)]
+        pos = filled[0] if encoding.axes <= 1 else (np if isinstance(filled[0], np.ndarray) else jnp).stack(filled, -1)
     return Slots(pos, np.arange(tokens[1], dtype=np.int32) if idx is None else idx, segment)
+
+
+def split_axes(encoding: Encoding, pos: Any) -> list[Any]:
+    """Return positions along each axis, each without an axis of axes."""
+    return [pos] if encoding.axes <= 1 else [pos[..., axis] for axis in range(encoding.axes)]
+
+
+def drop_axes(pos: Any, tokens: tuple[int, ...] = ()) -> Any:
+    """Return positions [t] or [b, t] for an encoding that reads none, of some that may have axes.
+
+    tokens: (b, t), () if an array with two axes is known to be [b, t].
+    """
+    shape = getattr(pos, "shape", ())
+    rows = [tokens, (1, *tokens[1:])]
+    has_axes = shape[:-1] in [tokens[1:], *rows] and shape not in rows if tokens else len(shape) == 3
+    return pos[..., 0] if has_axes else pos
+
+
+def with_batch(encoding: Encoding, slots: Slots) -> Slots:
+    """Return slots whose arrays all have an axis of the batch, b or 1."""
+    pos, idx, segment = slots
+    pos = drop_axes(pos) if not encoding.axes else pos
+    pos = jnp.asarray(pos if pos.ndim == 2 + len(position_shape(encoding)) else pos[None])
+    return Slots(pos, *(None if x is None else jnp.atleast_2d(x) for x in (idx, segment)))
 
 
 def _fill_positions(pos: Known, idx: Known) -> Known:
@@ -195,8 +238,9 @@ def check_slots(encoding: Encoding, q: Slots, k: Slots, from_x: bool, windows: b
                 "with empty slots only before them, and the same tokens as queries and as keys. Or give "
                 "features=(q_features, k_features)."
             )
-        for field in ("pos", "segment"):
-            if not _same(getattr(q, field), getattr(k, field), q.idx):
+        pairs = [("pos", *axes) for axes in zip(split_axes(encoding, q.pos), split_axes(encoding, k.pos), strict=True)]
+        for field, of_q, of_k in (*pairs, ("segment", q.segment, k.segment)):
+            if not _same(of_q, of_k, q.idx):
                 raise ValueError(
                     f"{field} differs between queries and keys, but {name} computes the features of both sides from x. "
                     f"Give one {field} for both, or give features=(q_features, k_features)."

@@ -20,6 +20,7 @@ from posx.attention.arguments import (
     check_tokens,
     check_vectors,
     consecutive_offset,
+    with_batch,
     without_empty,
 )
 from posx.attention.blockwise import blockwise
@@ -98,10 +99,10 @@ def attend(
         `with_previous_tokens`.
       k: [b, k, g, d], g dividing h.
       v: [b, k, g, d].
-      q_slots: positions of the queries, int32 or float32, [q] or [b, q]; or `Slots`, with arrival orders and documents
-        too. A pair sees each other only within one document. Encodings with features or whole rows (`tiling`) read
-        tokens slot by slot. Their documents must be one after the other, each in order of arrival, and each query's own
-        key must be among the keys. Known values are checked, traced ones are trusted.
+      q_slots: positions of the queries, int32 or float32, [q] or [b, q], or `Slots`, with arrival orders and documents
+        too. Encodings that read several `axes` have them last. A pair sees each other only within one document.
+        Encodings with features or whole rows (`tiling`) read tokens slot by slot. Their documents must be one after the
+        other, each in order of arrival, and each query's own key must be among the keys. Traced values are trusted.
       k_slots: the same of the keys; None if they are the same tokens.
       mask: who may see whom; a row that sees nothing returns 0.
       x: [b, q, m], the layer's normalised input, from which features of whole-sequence self-attention are computed.
@@ -145,9 +146,8 @@ def attention_weights(
     They are those of the dense executor, in memory b * h * t * t. A sink keeps its part of a row's weight.
 
     Args:
-      encoding, params, mask, x: as in `attend`.
+      encoding, params, slots, mask, x: as in `attend`, for all tokens.
       q, k: [b, t, h, d] and [b, t, g, d].
-      slots: those of all tokens, see `attend`.
 
     Returns:
       The weights, 0 for invisible pairs, and whether a pair is visible, bool [b or 1, t, t].
@@ -206,7 +206,7 @@ def _map(given: TileInputs, x: jax.Array | None, in_order: bool, cached: bool) -
     if "features" in hooks and x is not None:
         slots = q_at._replace(idx=None) if in_order else q_at
         q_features = k_features = batch_features(encoding, params, x, slots)[0]
-    q_at, k_at = jax.tree.map(jnp.atleast_2d, (q_at, k_at))
+    q_at, k_at = with_batch(encoding, q_at), with_batch(encoding, k_at)
 
     def map_tokens(hook: str, vectors: jax.Array, at: Slots, features: Features) -> jax.Array:
         if vectors.ndim < 5:  # no windows yet
@@ -291,14 +291,15 @@ def _read_tokens(
 def token_map(
     encoding: Encoding, hook: str, params: Params, vectors: jax.Array, pos: jax.Array, features: Features
 ) -> jax.Array:
-    """Return a hook that maps vectors over a batch: vectors [b, t, h, d], pos [b or 1, t] or [t].
+    """Return a hook that maps vectors over a batch: vectors [b, t, h, d], pos as in `Slots`.
 
     If the hook looks back, vectors are what `history.with_previous_tokens` makes of them.
     """
     require_encoding(encoding, "token_map: encoding")
     if hook not in defined_hooks(encoding):
         return vectors
-    return map_batch(functools.partial(getattr(encoding, hook), params), vectors, jnp.atleast_2d(pos), features)
+    function, pos = functools.partial(getattr(encoding, hook), params), with_batch(encoding, Slots(pos)).pos
+    return map_batch(function, vectors, pos, features)
 
 
 def batch_features(
@@ -308,13 +309,13 @@ def batch_features(
 
     Args:
       encoding, params, x: as in `attend`.
-      slots: positions [t] or [b, t], or `Slots`; idx None if the tokens are in order.
+      slots: positions, or `Slots`; idx None if the tokens are in order.
       carry: the carry of the call for the tokens before these (arrays [b, ...]); None at the start.
     """
     require_encoding(encoding, "batch_features: encoding")
-    (pos, idx, segment), (recent, carry) = as_slots(slots), (None, None) if carry is None else carry
-    seen, recent = with_previous_tokens(encoding, "features", x, idx, segment, recent)
-    features, carry = map_batch(functools.partial(encoding.features, params), seen, jnp.atleast_2d(pos), carry)
+    slots, (recent, carry) = with_batch(encoding, as_slots(slots)), (None, None) if carry is None else carry
+    seen, recent = with_previous_tokens(encoding, "features", x, slots.idx, slots.segment, recent)
+    features, carry = map_batch(functools.partial(encoding.features, params), seen, slots.pos, carry)
     return features, None if recent is None and carry is None else (recent, carry)
 
 

@@ -16,7 +16,16 @@ from posx.attention.arguments import Slots, without_empty
 from posx.attention.attend import batch_features, token_map
 from posx.attention.history import with_previous_tokens
 from posx.attention.tiles import map_batch
-from posx.contract import Dims, Encoding, Features, Params, abstract_params, defined_hooks, wide_dtype
+from posx.contract import (
+    Dims,
+    Encoding,
+    Features,
+    Params,
+    abstract_params,
+    defined_hooks,
+    position_shape,
+    wide_dtype,
+)
 from posx.errors import ConfigError
 
 
@@ -47,7 +56,7 @@ class Cache(NamedTuple):
 
     Attributes:
       layers: the cache of each layer.
-      pos: [b, s].
+      pos: [b, s], or [b, s, n] if positions have n axes.
       idx: [b, s], -1 for an empty slot.
       filled: the number of filled slots.
     """
@@ -105,7 +114,7 @@ def tokens_first(x: jax.Array, batch_size: int) -> jax.Array:
 
 
 def advance(cache: Cache, pos: jax.Array, idx: jax.Array) -> Cache:
-    """Return the cache with positions and arrival orders [b, t] of the next tokens.
+    """Return the cache with the positions [b, t] or [b, t, n] and the arrival orders [b, t] of the next tokens.
 
     Raises ConfigError if the cache has too few free slots, or if the orders are known not to continue those in it.
     """
@@ -179,7 +188,7 @@ def revise_keys(
 def empty_layer(encoding: Encoding, dims: Dims, dtype: str, tokens: tuple[int, int]) -> Layer:
     """Return the shapes and types of a layer's slots, for tokens = (batch size, capacity)."""
     params = abstract_params(encoding, dims)
-    pos = jax.ShapeDtypeStruct(tokens, jnp.int32)
+    pos = jax.ShapeDtypeStruct((*tokens, *position_shape(encoding)), jnp.int32)
     x = jax.ShapeDtypeStruct((*tokens, dims.model_dim), jnp.float32)
     features = jax.eval_shape(functools.partial(batch_features, encoding), params, x, pos)[0]
     heads = {"query": dims.num_heads, "key": dims.kv_heads, "value": dims.kv_heads}

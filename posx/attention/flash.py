@@ -51,7 +51,7 @@ LOG2E, LOG2E_IN_PTX = math.log2(math.e), "0f3FB8AA3B"
 LOWEST = -(2.0**126)
 
 
-class Grid(NamedTuple):
+class KernelGrid(NamedTuple):
     """The tiles of one call, known before tracing: `blocks` blocks of queries and as many of keys, in order."""
 
     encoding: Encoding
@@ -111,13 +111,13 @@ def dot(a: jax.Array, b: jax.Array, over: tuple[int, int] = (1, 0)) -> jax.Array
     return jax.lax.dot_general(a, b, axes, precision=precision, preferred_element_type=jnp.float32)
 
 
-def read_block(grid: Grid, refs: Any, n: Any) -> Any:
+def read_block(grid: KernelGrid, refs: Any, n: Any) -> Any:
     """Return block n of arrays of one head: vectors [t, d] as [1, 1, block, d], numbers [t] as [1, block]."""
     block = jax.tree.map(lambda ref: ref[pl.ds(n * grid.block, grid.block), ...], refs)
     return jax.tree.map(lambda x: x[None, None] if x.ndim == 2 else x[None], block)
 
 
-def score_products(grid: Grid, bias: Any, q: Block, k: Block, s: jax.Array, by_keys: bool = False) -> jax.Array:
+def score_products(grid: KernelGrid, bias: Any, q: Block, k: Block, s: jax.Array, by_keys: bool = False) -> jax.Array:
     """Return the scores [1, 1, q, k] of products s. by_keys: these were made with keys first."""
     tables = SharedArrays({}, ByDistance(bias=None if bias is None else strips.Made(bias[0])))
     s = with_terms(TileInputs(grid.encoding, grid.mask, tables, *(_all_axes(x) for x in (q, k))), s)
@@ -126,7 +126,7 @@ def score_products(grid: Grid, bias: Any, q: Block, k: Block, s: jax.Array, by_k
     return grid.score.score_pairs(*((x.tokens.features, x.fixed) for x in (q, k)), s, by_keys)
 
 
-def finite_scores(grid: Grid, s: jax.Array) -> jax.Array:
+def finite_scores(grid: KernelGrid, s: jax.Array) -> jax.Array:
     """Return scores, finite if `score` made them. Triton's maximum would lose a NaN."""
     return s if grid.score is None else jnp.where(s < LOWEST, LOWEST, s)
 
@@ -137,7 +137,7 @@ def _all_axes(side: Block) -> Block:
     return side._replace(tokens=side.tokens._replace(token_bias=token_bias))
 
 
-def hide_unseen(grid: Grid, q: Block, k: Block, s: jax.Array, masked: bool) -> jax.Array:
+def hide_unseen(grid: KernelGrid, q: Block, k: Block, s: jax.Array, masked: bool) -> jax.Array:
     """Return scores [1, 1, q, k] of a tile without the pairs that are invisible or near, if it is masked."""
     seen = visible_pairs(grid.mask, q.slots, k.slots)
     if grid.near:
@@ -145,7 +145,7 @@ def hide_unseen(grid: Grid, q: Block, k: Block, s: jax.Array, masked: bool) -> j
     return hide_pairs(s, seen, masked)
 
 
-def read_bias(grid: Grid, shared: Shared, i: Any, j: Any, by_keys: bool = False) -> Any:
+def read_bias(grid: KernelGrid, shared: Shared, i: Any, j: Any, by_keys: bool = False) -> Any:
     """Return the bias by distance of tile (i, j), [1, 1, q, k], or None. by_keys: see `bias_tiles`."""
     places = jnp.arange(grid.block)
     if shared.slope is not None:
@@ -157,7 +157,7 @@ def read_bias(grid: Grid, shared: Shared, i: Any, j: Any, by_keys: bool = False)
     return (bias.T if by_keys else bias)[None, None]
 
 
-def _forward(grid: Grid, i: Any, shared: Shared, q_side: Block, k_side: Block, o_ref: Any, lse_ref: Any):
+def _forward(grid: KernelGrid, i: Any, shared: Shared, q_side: Block, k_side: Block, o_ref: Any, lse_ref: Any):
     q = read_block(grid, q_side, i)
 
     def visit(j: Any, carry: Any, masked: bool) -> Any:
@@ -196,7 +196,7 @@ def weights(s: jax.Array, shift: jax.Array) -> jax.Array:
     return values
 
 
-def visit_keys(grid: Grid, i: Any, visit: Callable, carry: Any) -> Any:
+def visit_keys(grid: KernelGrid, i: Any, visit: Callable, carry: Any) -> Any:
     """Call visit(j, carry, masked) for the key blocks j that query block i may see."""
     first: Any = 0
     end = i + 1 if grid.mask.causal else grid.blocks
@@ -213,7 +213,7 @@ def quotient(x: Any, divisor: int) -> Any:
 
 
 def call(
-    grid: Grid, kernel: Callable, count: int, out: Any, *operands: Any, last_first: bool = False, stages: int = 2
+    grid: KernelGrid, kernel: Callable, count: int, out: Any, *operands: Any, last_first: bool = False, stages: int = 2
 ) -> Any:
     """Run kernel(grid, n, *operands, *out) for `count` blocks n of every head and sequence.
 
@@ -279,7 +279,7 @@ def _triton_params(warps: int, stages: int) -> Any:
     return triton.CompilerParams(num_warps=warps, num_stages=stages)
 
 
-def bias_tiles(grid: Grid, strip: jax.Array, by_keys: bool = False) -> jax.Array:
+def bias_tiles(grid: KernelGrid, strip: jax.Array, by_keys: bool = False) -> jax.Array:
     """Return the bias of a tile of each diagonal, [1, n * block, h or 1, block], of the bias by distance.
 
     Args:
@@ -295,12 +295,12 @@ def bias_tiles(grid: Grid, strip: jax.Array, by_keys: bool = False) -> jax.Array
     return strips.toeplitz(of_rows, grid.block).reshape(strip.shape[0], -1, grid.block).swapaxes(0, 1)[None]
 
 
-def tabulate_bias(grid: Grid, shared: Shared, by_keys: bool = False) -> Shared:
+def tabulate_bias(grid: KernelGrid, shared: Shared, by_keys: bool = False) -> Shared:
     """Return the shared arrays as a kernel reads them: the bias in tiles."""
     return shared if shared.bias is None else shared._replace(bias=bias_tiles(grid, shared.bias, by_keys))
 
 
-def forward(grid: Grid, shared: Shared, q: Block, k: Block) -> tuple[jax.Array, jax.Array]:
+def forward(grid: KernelGrid, shared: Shared, q: Block, k: Block) -> tuple[jax.Array, jax.Array]:
     """Return outputs [b, q, h, d], and the logarithm of the sum of exp(score) of each row, [b, h, q].
 
     If a row sees nothing, they are 0 and a very low number: all differences to it are defined.

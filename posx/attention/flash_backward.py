@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from posx.attention.flash import (
-    Grid,
+    KernelGrid,
     Shared,
     bias_tiles,
     call,
@@ -52,7 +52,7 @@ class Gradients(NamedTuple):
     k: Tokens
 
 
-def kernel_backward(grid: Grid, saved: Any, gradients: tuple[jax.Array, jax.Array]):
+def kernel_backward(grid: KernelGrid, saved: Any, gradients: tuple[jax.Array, jax.Array]):
     """Return the gradients of the shared arrays and of both sides, of those of outputs and of `lse`.
 
     A score s_ij of weight w_ij gets w_ij (<o_grad_i, v_j> - delta_i), with delta_i = <o_grad_i, o_i> - lse_grad_i.
@@ -91,7 +91,7 @@ def _sum_shared(gradient: jax.Array, x: jax.Array) -> jax.Array:
     return (gradient.sum(axis=0, keepdims=True) if x.shape[0] < gradient.shape[0] else gradient).astype(x.dtype)
 
 
-def _visit_queries(grid: Grid, j: Any, visit: Callable, carry: Any) -> Any:
+def _visit_queries(grid: KernelGrid, j: Any, visit: Callable, carry: Any) -> Any:
     """Call visit(i, carry, masked) for the query blocks i that may see key block j."""
     first: Any = j if grid.mask.causal else 0
     end: Any = grid.blocks
@@ -104,7 +104,9 @@ def _visit_queries(grid: Grid, j: Any, visit: Callable, carry: Any) -> Any:
     return jax.lax.fori_loop(first, end, functools.partial(visit, masked=True), carry)
 
 
-def _gradients(grid: Grid, bias: Any, q: Block, k: Block, rows: Rows, masked: bool, by_keys: bool = False) -> Gradients:
+def _gradients(
+    grid: KernelGrid, bias: Any, q: Block, k: Block, rows: Rows, masked: bool, by_keys: bool = False
+) -> Gradients:
     """Return one tile's part of all gradients. The compiler drops those that a kernel does not use.
 
     by_keys: the products are made with keys first, so that weights meet the sums over queries as they are.
@@ -131,7 +133,7 @@ def _gradients(grid: Grid, bias: Any, q: Block, k: Block, rows: Rows, masked: bo
     return Gradients(of_bias, by_terms_q._replace(mapped=of_q), by_terms_k._replace(mapped=of_k, values=of_v))
 
 
-def _query_gradients(grid: Grid, i: Any, shared: Shared, q_side: Block, k_side: Block, row_refs: Rows, out: Any):
+def _query_gradients(grid: KernelGrid, i: Any, shared: Shared, q_side: Block, k_side: Block, row_refs: Rows, out: Any):
     """Write the gradients of query block i."""
     q, rows = read_block(grid, (q_side, row_refs), i)
 
@@ -142,7 +144,7 @@ def _query_gradients(grid: Grid, i: Any, shared: Shared, q_side: Block, k_side: 
     _write(out, visit_keys(grid, i, visit, _zeros(out)))
 
 
-def _key_gradients(grid: Grid, j: Any, shared: Shared, q_side: Block, k_side: Block, row_refs: Rows, out: Any):
+def _key_gradients(grid: KernelGrid, j: Any, shared: Shared, q_side: Block, k_side: Block, row_refs: Rows, out: Any):
     """Write the gradients of key block j, from one query head."""
     k = read_block(grid, k_side, j)
 
@@ -154,7 +156,7 @@ def _key_gradients(grid: Grid, j: Any, shared: Shared, q_side: Block, k_side: Bl
     _write(out, _visit_queries(grid, j, visit, _zeros(out)))
 
 
-def _bias_gradients(grid: Grid, n: Any, shared: Shared, q_side: Block, k_side: Block, row_refs: Rows, out: Any):
+def _bias_gradients(grid: KernelGrid, n: Any, shared: Shared, q_side: Block, k_side: Block, row_refs: Rows, out: Any):
     """Write the gradient of the bias tile of one diagonal: the sum of the tiles that read it."""
     lag = n - grid.num_ahead  # of the keys behind the queries, in blocks
     bias = read_bias(grid, shared, lag, 0)
@@ -186,12 +188,12 @@ def _write(refs: Any, values: Any) -> None:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def flash(grid: Grid, shared: Shared, q: Block, k: Block) -> tuple[jax.Array, jax.Array]:
+def flash(grid: KernelGrid, shared: Shared, q: Block, k: Block) -> tuple[jax.Array, jax.Array]:
     """Return what `forward` returns of whole blocks of tokens, vectors [b, t, h, d]."""
     return forward(grid, shared, q, k)
 
 
-def _flash_forward(grid: Grid, shared: Shared, q: Block, k: Block):
+def _flash_forward(grid: KernelGrid, shared: Shared, q: Block, k: Block):
     o, lse = forward(grid, shared, q, k)
     return (o, lse), (shared, q, k, o, lse)
 

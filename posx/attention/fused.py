@@ -129,7 +129,7 @@ def _call_kernel(pairs: TileInputs, *, native: bool, offset: int | None, slab_pa
                 implementation="cudnn" if native else "xla",
                 **options,
             )  # fmt: skip
-        return o[:, : q.slots.pos.shape[-1]].swapaxes(1, 2)
+        return o[:, : q.slots.idx.shape[-1]].swapaxes(1, 2)
 
     @functools.partial(jax.checkpoint, prevent_cse=False)  # else the gradient would keep all slabs
     def slab(part: Block) -> jax.Array:

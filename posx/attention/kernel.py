@@ -33,7 +33,7 @@ from posx.contract import Encoding, Params, Tile, at_least_float32, defined_hook
 from posx.machine.platforms import compute_capability, platform
 
 if TYPE_CHECKING:
-    from posx.attention.flash import Grid
+    from posx.attention.flash import KernelGrid
 
 #: Tokens in a block, and the fewest: Triton multiplies matrices of at least 16 rows. On an H200 64 by 64 tokens were
 #: the fastest of seven shapes of tiles in every kernel, at 64 channels.
@@ -69,6 +69,8 @@ def kernel_refusal(
         return (
             f"{type(encoding).__name__} has a score and vectors by distance, which the kernel does not support together"
         )
+    if encoding.axes > 1 and "score" in defined_hooks(encoding):
+        return f"{type(encoding).__name__} has a score and positions with axes, which the kernel does not support"
     if not in_order:
         return "the kernel needs whole sequences in order, without idx"
     if offset is None and "by_distance" in defined_hooks(encoding):
@@ -95,7 +97,7 @@ def kernel(pairs: TileInputs, *, in_order: bool = False, offset: int | None = No
     Raises:
       ValueError: the kernel cannot serve the call.
     """
-    from posx.attention.flash import LOWEST, Grid, Shared  # Pallas takes a while to import
+    from posx.attention.flash import LOWEST, KernelGrid, Shared  # Pallas takes a while to import
     from posx.attention.flash_backward import flash
 
     encoding, mask, (params, *_), q, k = pairs
@@ -116,7 +118,7 @@ def kernel(pairs: TileInputs, *, in_order: bool = False, offset: int | None = No
     score, numbers = pointwise_score(pairs, tile)
     biased, learned = "bias" in distance_terms(encoding, params), bool(jax.tree.leaves(params))
     near = near_keys(encoding, params, offset or 0)
-    grid = Grid(
+    grid = KernelGrid(
         encoding, mask, block, -(-num_tokens // block), heads, q.slots.segment is not None, biased and learned, near,
         wide=near > 0 or "sink" in defined_hooks(encoding), warps=4 if widest.shape[-1] <= 64 else 8, score=score,
     )  # fmt: skip
@@ -139,7 +141,7 @@ def kernel(pairs: TileInputs, *, in_order: bool = False, offset: int | None = No
     return run_in_one_block(pairs, run, otherwise)
 
 
-def _slope(grid: Grid, encoding: Encoding, offset: int | None) -> jax.Array | None:
+def _slope(grid: KernelGrid, encoding: Encoding, offset: int | None) -> jax.Array | None:
     """Return numbers [h] if the bias of all visible pairs is their product with the distance, else None.
 
     A kernel then reads no biases. The encoding has no parameters.
@@ -167,7 +169,7 @@ def _whole_blocks(side: Block, read: tuple[Any, Any], block: int) -> Block:
         return _widen(jnp.pad(x, ((0, 0), (0, padding), (0, 0), (0, 0))) if padding else x)
 
     def numbers(x: jax.Array, **how: Any) -> jax.Array:
-        return jnp.pad(x, ((0, 0), (0, padding)), **how) if padding else x
+        return jnp.pad(x, [(0, padding if n == 1 else 0) for n in range(x.ndim)], **how) if padding else x
 
     vectors_read = jax.tree.map(vectors, Tokens(tokens.mapped, tokens.values))
     token_bias = None

@@ -13,6 +13,7 @@ import numpy as np
 
 #: The farthest step in tokens from one slot to the next that is not taken for a mark of padding.
 FARTHEST_STEP = 2**24
+_MARK = "Mark padding by an idx of -1: posx.Slots({}, idx)."
 
 
 def check_known_positions(name: str, pos: Any, idx: Any, segment: Any) -> None:
@@ -24,13 +25,10 @@ def check_known_positions(name: str, pos: Any, idx: Any, segment: Any) -> None:
       idx: arrival orders; None if every slot is a token, in order.
       segment: document numbers; None for one document.
     """
-    if not isinstance(pos, np.ndarray) or not pos.size:
+    check_finite(name, pos)
+    if not isinstance(pos, np.ndarray) or not pos.size or idx is not None or not isinstance(segment, np.ndarray | None):
         return
-    mark = f"Mark padding by an idx of -1: posx.Slots({name}, idx)."
-    if pos.dtype.kind == "f" and not np.isfinite(pos).all():
-        raise ValueError(f"{name} is {pos[~np.isfinite(pos)][0]} in the slot of a token. {mark}")
-    if idx is not None or not isinstance(segment, np.ndarray | None):
-        return
+    mark = _MARK.format(name)
     if (least := pos.min()) < 0:
         raise ValueError(
             f"{name} is {least:g} in a slot, but without idx every slot is a token that others read. {mark} If the "
@@ -54,6 +52,12 @@ def check_known_positions(name: str, pos: Any, idx: Any, segment: Any) -> None:
             f"{name} jumps {_step(rows, jumps)}, as padding does, but without idx every slot is a token that others "
             f"read. {mark} If the jump is meant, give idx, the arrival orders."
         )
+
+
+def check_finite(name: str, pos: Any) -> None:
+    """Raise ValueError if positions of any shape are known to be NaN or infinite."""
+    if isinstance(pos, np.ndarray) and pos.dtype.kind == "f" and not np.isfinite(pos).all():
+        raise ValueError(f"{name} is {pos[~np.isfinite(pos)][0]} in the slot of a token. {_MARK.format(name)}")
 
 
 def check_orders(name: str, idx: Any, segment: Any) -> None:

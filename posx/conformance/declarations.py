@@ -6,6 +6,7 @@ Each fact is shown to hold, or its opposite if that is declared.
 from __future__ import annotations
 
 import functools
+import math
 import pickle
 from typing import Any
 
@@ -23,12 +24,13 @@ from posx.conformance.subject import (
     ORDER,
     PREFIX,
     CheckSubject,
-    one_document,
+    add_axes,
     run_in_float64,
     single,
     variant,
+    where_tokens,
 )
-from posx.contract import HOOKS, Chain, Encoding, acting_hooks, distance_terms, shapes
+from posx.contract import HOOKS, Chain, Encoding, acting_hooks, distance_terms, position_shape, shapes
 from posx.errors import ConfigError, UndefinedLength
 
 #: Hooks that map token vectors, so that results have the type of these. All other results are at least float32.
@@ -76,7 +78,7 @@ def check_eager(subject: CheckSubject, findings: Findings) -> None:
     """Compare each hook outside jit with the hook inside, and at float positions with integer ones."""
     called, rough = shapes.hook_shapes(subject.encoding, subject.dims), subject.rough
     params = single(subject.floats.params)
-    given = {hook: _make_arrays(hook, arguments) for hook, (arguments, _) in called.items()}
+    given = {hook: _make_arrays(subject.encoding, hook, arguments) for hook, (arguments, _) in called.items()}
 
     def all_hooks(params: Any, given: dict[str, Any]) -> dict[str, Any]:
         return {hook: getattr(subject.encoding, hook)(params, *arguments) for hook, arguments in given.items()}
@@ -85,16 +87,16 @@ def check_eager(subject: CheckSubject, findings: Findings) -> None:
     wanted = jax.device_get(run(params, given))
     findings.equal("outside jit:", all_hooks(*jax.tree.map(jnp.asarray, (params, given))), wanted, rough, rough)
     if not subject.encoding.integer_positions:
-        floats = jax.tree.map(lambda a: a.astype(np.float32) if _is_positions(a) else a, given)
+        floats = jax.tree.map(lambda a: a.astype(np.float32) if _is_positions(subject.encoding, a) else a, given)
         findings.equal("at float positions:", run(params, floats), wanted, rough, rough)
 
 
-def _is_positions(array: Any) -> bool:
-    """Return whether an array is one of integer positions [t]."""
-    return array.dtype == np.int32 and len(array.shape) == 1
+def _is_positions(encoding: Encoding, array: Any) -> bool:
+    """Return whether an array is one of integer positions [t] or [t, n], or of distances [n]."""
+    return array.dtype == np.int32 and array.shape[1:] == position_shape(encoding)
 
 
-def _make_arrays(hook: str, arguments: Any) -> Any:
+def _make_arrays(encoding: Encoding, hook: str, arguments: Any) -> Any:
     """Make arrays for shapes: positions from 1, distances from -2, random floats, and all pairs visible."""
     rng = np.random.default_rng(0)
 
@@ -103,8 +105,8 @@ def _make_arrays(hook: str, arguments: Any) -> Any:
             return np.ones(struct.shape, np.bool_)
         if hook == "by_distance":
             return np.arange(struct.shape[0]).astype(struct.dtype) - 2
-        if _is_positions(struct):
-            return np.arange(1, struct.shape[0] + 1, dtype=np.int32)
+        if _is_positions(encoding, struct):
+            return np.arange(1, math.prod(struct.shape) + 1, dtype=np.int32).reshape(struct.shape)
         if struct.dtype == np.int32:  # a count in a carry
             return rng.integers(100, size=struct.shape, dtype=np.int32)
         return rng.standard_normal(struct.shape).astype(np.float32)
@@ -115,7 +117,8 @@ def _make_arrays(hook: str, arguments: Any) -> Any:
 def check_shift_invariant(subject: CheckSubject, findings: Findings) -> None:
     """Check that adding one constant to all positions changes nothing, or something if declared False."""
     if not subject.encoding.shift_invariant:
-        still, *moved = (subject.outputs(slots) for _, slots in subject.shift_slots((0, *SHIFTS), one_document(ORDER)))
+        shifted = subject.shift_slots((0, *SHIFTS), subject.one_document(ORDER))
+        still, *moved = (subject.outputs(slots) for _, slots in shifted)
         problem = "shift_invariant = False, but adding a constant to all positions changes nothing"
         return findings.differ(problem, moved, [still] * len(moved))
     still = subject.outputs(subject.near)
@@ -130,7 +133,7 @@ def check_prefix(subject: CheckSubject, findings: Findings) -> None:
     """Check that vectors, positions and number of later tokens do not change earlier outputs."""
     later, slots, exact = ORDER[0] >= PREFIX, subject.unpacked, subject.exact
     floats, before = subject.floats.change_tokens(later), subject.outputs(slots)[:, :PREFIX]
-    moved = slots._replace(pos=np.where(later, slots.pos[:, ::-1], slots.pos))
+    moved = slots._replace(pos=where_tokens(later, slots.pos[:, ::-1], slots.pos))
     findings.equal("if later tokens change: outputs", subject.outputs(slots, floats)[:, :PREFIX], before, 0)
     findings.equal("if later tokens move too: outputs", subject.outputs(moved, floats)[:, :PREFIX], before, exact)
     findings.equal("without later tokens: outputs", decode_spans(subject, [slice(0, PREFIX)]), before, exact)
@@ -242,6 +245,9 @@ def check_positions(subject: CheckSubject, findings: Findings) -> None:
     encoding, last = subject.encoding, subject.encoding.max_position
     wanted = subject.outputs(subject.slots)
     findings.holds(np.isfinite(wanted).all(), "outputs at some position are NaN or infinite")
+    if not encoding.axes:
+        elsewhere = subject.slots._replace(pos=subject.slots.pos[::-1])
+        findings.equal("axes = 0, but at other positions: outputs", subject.outputs(elsewhere), wanted, 0)
     # Features, and scores of whole rows, follow the order of the slots.
     if not encoding.acts_on("features") and encoding.tiling == "any":
         order = np.random.default_rng(7).permutation(LENGTH)
@@ -249,7 +255,7 @@ def check_positions(subject: CheckSubject, findings: Findings) -> None:
         findings.equal("slots in another order: outputs", outputs, wanted[:, order], subject.exact)
     if last is not None:
         pos = np.where(ORDER < LENGTH - 1, 1, last + 1).astype(np.int32)
-        outputs = single_outputs(subject, one_document(pos))[:, -1]
+        outputs = single_outputs(subject, subject.one_document(pos))[:, -1]
         problem = f"max_position = {last}, but under jit outputs at {last + 1} are finite. Return NaN there."
         findings.holds(np.isnan(outputs).all(), problem)
         problem = f"max_position = {last}, but attend accepts position {last + 1}"
@@ -262,6 +268,7 @@ def check_positions(subject: CheckSubject, findings: Findings) -> None:
 def _refuses(subject: CheckSubject, error: type[Exception], pos: np.ndarray, mask: Mask = causal()) -> bool:
     """Return whether `attend` raises `error` at positions known on the host."""
     params, x, q, k, v = single(subject.floats)
+    pos = add_axes(subject.encoding, pos)
     try:
         jax.eval_shape(functools.partial(attend, subject.encoding, q_slots=pos, x=x, mask=mask), params, q, k, v)
     except error:

@@ -23,11 +23,12 @@ from posx.conformance.subject import (
     CheckSubject,
     Floats,
     LayerResult,
+    add_axes,
     even_tiles,
-    one_document,
     run_in_float64,
     single,
     small_tiles,
+    where_tokens,
     with_window,
 )
 from posx.contract import acting_hooks, shapes
@@ -64,7 +65,7 @@ def check_strips(subject: CheckSubject, findings: Findings) -> None:
         return findings.nothing("the encoding only embeds")
     masks = ("causal mask", causal(), ORDER), ("no mask", full(), 0 * ORDER)
     for name, mask, idx in masks if subject.bidirectional else masks[:1]:
-        wanted = subject.run(one_document(idx=idx), weights=subject.no_weights)
+        wanted = subject.run(subject.one_document(idx=idx), weights=subject.no_weights)
         run = functools.partial(subject.run, None, weights=subject.no_weights, executor=even_tiles, mask=mask)
         result = run()
         _compare(subject, findings, name, result, wanted)
@@ -120,7 +121,8 @@ def check_fused(subject: CheckSubject, findings: Findings) -> None:
     if why := refusal(subject.encoding, subject.floats.params, causal(), in_order=True, segments=False):
         return findings.nothing(why)
     pos = subject.slots.pos % 32
-    wanted = subject.run(with_window(one_document(pos)))
+    one = Slots(pos, ORDER, 0 * ORDER)
+    wanted = subject.run(with_window(one))
     weights, floats, cotangent = single((subject.weights, subject.floats, subject.cotangent))
     has_bias = subject.encoding.acts_on("bias") or subject.encoding.acts_on("by_distance")
     for name, executor in (("one call", fused), *([("in blocks", small_slabs)] if has_bias else [])):
@@ -138,7 +140,7 @@ def check_padding(subject: CheckSubject, findings: Findings) -> None:
     wanted = subject.outputs(slots)[PADDED]
     for name, outputs in (("dense", wanted), ("tiles", subject.outputs(slots, executor=small_tiles)[PADDED])):
         findings.holds(not outputs[EMPTY].any(), f"{name}: outputs of empty slots are not 0")
-    elsewhere = slots._replace(pos=np.where(EMPTY, slots.pos[:, ::-1], slots.pos))
+    elsewhere = slots._replace(pos=where_tokens(EMPTY, slots.pos[:, ::-1], slots.pos))
     result = subject.outputs(elsewhere, subject.floats.change_tokens(EMPTY))[PADDED]
     findings.equal("with other empty slots: outputs", result, wanted, subject.exact)
     places = {"at the end": np.roll(order, -padding)}
@@ -155,7 +157,7 @@ def check_padding(subject: CheckSubject, findings: Findings) -> None:
 
 def check_packing(subject: CheckSubject, findings: Findings) -> None:
     """Compare rows of documents with every document alone, under a window."""
-    packed = with_window(PACKED)
+    packed = with_window(PACKED._replace(pos=add_axes(subject.encoding, PACKED.pos)))
     alone = (packed._replace(idx=np.where(packed.segment == n, packed.idx, -1)) for n in range(3))
     # Outputs and gradients of empty slots are 0, so those of documents add up to those of the row.
     wanted = jax.tree.map(lambda *a: sum(a), *map(subject.run, alone))
@@ -190,7 +192,7 @@ def check_reference(subject: CheckSubject, findings: Findings) -> None:
 
     compare("", subject.slots, range(ROWS))
     if not subject.encoding.causal_only:
-        compare("no mask: ", one_document(idx=0 * ORDER), range(1))
+        compare("no mask: ", subject.one_document(idx=0 * ORDER), range(1))
 
 
 def check_decode(subject: CheckSubject, findings: Findings) -> None:

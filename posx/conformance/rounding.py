@@ -13,7 +13,7 @@ from posx.attention import Slots, causal, refusal
 from posx.attention.dense import dense
 from posx.attention.fused import fused
 from posx.conformance.findings import Findings, leaves
-from posx.conformance.subject import CheckSubject, Floats, even_tiles, one_document, run_in_float64, single, variant
+from posx.conformance.subject import CheckSubject, Floats, even_tiles, run_in_float64, single, variant
 from posx.contract import MAPS, Composite, Encoding, Features, Params, acting_hooks, parts
 from posx.machine.platforms import is_on_cpu
 
@@ -61,7 +61,7 @@ def check_bfloat16(subject: CheckSubject, findings: Findings) -> None:
     params, cotangent = single((floats.params, narrow(subject.cotangent)))
     exact = floats._replace(params=params).map(lambda a: np.asarray(a, np.float64))
     exact, cotangent64 = jax.tree.map(np.float64, (exact, cotangent))
-    wanted = subject.run(one_document(), exact, cotangent64, subject.no_weights)
+    wanted = subject.run(subject.one_document(), exact, cotangent64, subject.no_weights)
     kernel = refusal(encoding, params, causal(), in_order=True, segments=False) is None
     weights = jax.tree.map(narrow, subject.no_weights)
     # If a map rounds both sides, logits of this size are off by up to 2 units, and weights by twice that.
@@ -104,7 +104,7 @@ def _rounding_effects(
     rng = np.random.default_rng(6)
     for _ in range(DRAWS):  # other last bits, which are the signs
         given, other = jax.tree.map(lambda a: a * (1 + 1e-5 * rng.standard_normal(a.shape)), (floats[1:], cotangent))
-        result = rounding.run(one_document(), Floats(floats.params, *given), other, subject.no_weights)
+        result = rounding.run(subject.one_document(), Floats(floats.params, *given), other, subject.no_weights)
         for leaf, a, b in leaves(result.gradients, gradients):
             squares[leaf] += float(np.sum((a - b) ** 2)) / DRAWS
     return {leaf: square**0.5 for leaf, square in squares.items()}

@@ -22,7 +22,7 @@ from posx.attention import Slots, attend, batch_features, window
 from posx.attention.blockwise import Tiling, blockwise
 from posx.attention.dense import dense
 from posx.attention.masks import Mask
-from posx.contract import Dims, Encoding, Params, abstract_params
+from posx.contract import Dims, Encoding, Params, abstract_params, position_shape
 from posx.contract.shapes import hook_shapes
 from posx.errors import ConfigError
 from posx.machine.platforms import is_on_cpu
@@ -117,9 +117,15 @@ class LayerResult(NamedTuple):
     gradients: Floats
 
 
-def one_document(pos: np.ndarray = KNOWN, idx: np.ndarray = ORDER) -> Slots:
-    """Return slots at positions [t] or [b, t], by default in order of arrival, as one document."""
-    return Slots(np.broadcast_to(pos, ORDER.shape), idx, 0 * ORDER)
+def add_axes(encoding: Encoding, pos: np.ndarray) -> np.ndarray:
+    """Return positions [..., t] with as many axes as the encoding reads. All but the first one rise and fall."""
+    further = [(2 * axis + 1) * pos % (10 + axis) for axis in range(1, encoding.axes)]
+    return np.stack([pos, *further], axis=-1) if further else pos
+
+
+def where_tokens(tokens: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return a [b, t, ...] for `tokens`, bool [t] or [b, t], and b elsewhere."""
+    return np.where(np.broadcast_to(tokens, ORDER.shape).reshape(*ORDER.shape, *[1] * (a.ndim - 2)), a, b)
 
 
 def with_window(slots: Slots) -> Slots:
@@ -202,9 +208,9 @@ class CheckSubject:
                 f"train_len={dims.train_len}: {encoding} is defined for positions 0 to {last}, but the checks need "
                 f"positions up to {LEAST}. Give it more positions, or a train_len of at least {LEAST + 1}."
             )
-        self.slots = families(LARGEST if last is None else last)
+        self.slots = self._families(LARGEST if last is None else last)
         #: The same at positions that leave room for shifts.
-        self.near = self.slots if last is None else families(max(LEAST, min(last // 2, LARGEST)))
+        self.near = self.slots if last is None else self._families(max(LEAST, min(last // 2, LARGEST)))
         self.unpacked = self.slots._replace(segment=0 * ORDER)
         d, m = dims.head_dim, dims.model_dim
         heads = {"q": dims.num_heads, "k": dims.kv_heads, "v": dims.kv_heads}
@@ -231,12 +237,22 @@ class CheckSubject:
         is_precise = is_on_cpu() or precision in ("highest", "float32")
         self.exact, self.rough = 1e-10 if self.wide else 1e-5, 1e-5 if is_precise else 1e-2
 
+    def _families(self, limit: int) -> Slots:
+        slots = families(limit)
+        return slots._replace(pos=add_axes(self.encoding, slots.pos))
+
+    def one_document(self, pos: np.ndarray = KNOWN, idx: np.ndarray = ORDER) -> Slots:
+        """Return slots as one document, at positions [t] or [b, t] on the first axis. By default they are in order."""
+        pos = add_axes(self.encoding, pos)
+        return Slots(np.broadcast_to(pos, (*ORDER.shape, *position_shape(self.encoding))), idx, 0 * ORDER)
+
     def embed_tokens(self, weights: Any, floats: Floats, pos: Any) -> Floats:
-        """Embed x at pos [t] or [b, t], if the encoding embeds, and add its projections to the vectors."""
+        """Embed x at positions, if the encoding embeds, and add its projections to the vectors."""
         if not self.encoding.acts_on("embed"):
             return floats
         params, x, *vectors = floats
-        x = jax.vmap(self.encoding.embed, in_axes=(None, 0, 0 if pos.ndim == 2 else None))(params, x, pos)
+        by_row = 0 if pos.ndim == 2 + len(position_shape(self.encoding)) else None
+        x = jax.vmap(self.encoding.embed, in_axes=(None, 0, by_row))(params, x, pos)
         added = (jnp.einsum("btm,mhd->bthd", x, weights[n]) for n in "qkv")
         return Floats(params, x, *(a + b for a, b in zip(vectors, added, strict=True)))
 
@@ -246,7 +262,7 @@ class CheckSubject:
         return attend(self.encoding, params, q, k, v, slots, x=x, executor=executor, mask=mask)
 
     def _with_gradients(self, executor: Any, mask: Mask, weights: Any, floats: Floats, slots: Any, cotangent: Any):
-        slots = Slots(KNOWN) if slots is None else slots
+        slots = Slots(add_axes(self.encoding, KNOWN)) if slots is None else slots
 
         def loss(floats: Floats) -> tuple[jax.Array, jax.Array]:
             o = self.layer(weights, floats, slots, executor, mask)
@@ -260,11 +276,12 @@ class CheckSubject:
         return Slots(*(a[:, order] for a in self.slots)), self.floats.map(lambda a: a[:, order])
 
     def shift_slots(self, shifts: Iterable[int], slots: Slots | None = None) -> Iterator[tuple[int, Slots]]:
-        """Yield each shift, and slots with it added to all positions, as far as the encoding is defined."""
-        slots = slots or self.near
-        for shift in shifts:
+        """Yield each shift, and slots with it added to all positions along an axis, as far as they are defined."""
+        slots, axes = slots or self.near, np.eye(max(self.encoding.axes, 1), dtype=np.int32)
+        for n, shift in enumerate(shifts):
             if slots.pos.max() + shift <= (self.encoding.max_position or 2**31):
-                yield shift, slots._replace(pos=slots.pos + np.int32(shift))
+                along = axes[n % len(axes)] if len(axes) > 1 else np.int32(1)
+                yield shift, slots._replace(pos=slots.pos + np.int32(shift) * along)
 
     def defined_distances(self, distances: np.ndarray) -> np.ndarray:
         """Return those of the distances [n], which grow, that the encoding has positions for."""

@@ -7,7 +7,9 @@ from posx.contract.arrays import (  # noqa: I001 (packed)
     as_float, at_least_float32, distances, exact_einsum, normal, normals, shifted_rows, wide_dtype,
 )  # fmt: skip
 from posx.contract.composite import Chain, Composite, Tabulated, select_part, prefix_names, table_rows, tabulate_terms
-from posx.contract.encoding import Encoding, abstract_params, check_defined, defined_hooks, parts, require_encoding
+from posx.contract.encoding import (
+    Encoding, abstract_params, check_defined, defined_hooks, parts, position_shape, require_encoding,
+)  # fmt: skip
 from posx.contract.facts import About, fact
 from posx.contract.hooks import (
     FORMULA, HOOKS, MAPS, ByDistance, Features, Params, Tile, acting_hooks, bias_by_distance, distance_terms,
@@ -22,6 +24,6 @@ __all__ = [
     "FORMULA", "HOOKS", "MAPS", "About", "ByDistance", "Chain", "Composite", "Dims", "Encoding", "Features", "Params",
     "Tabulated", "Tile", "Value", "abstract_params", "acting_hooks", "as_float", "at_least_float32", "bias_by_distance",
     "check_defined", "defined_hooks", "distance_terms", "distances", "exact_einsum", "fact", "normal", "normals",
-    "parts", "prefix_names", "require_encoding", "require_resolved", "select_hooks", "select_part", "shifted_rows",
-    "table_rows", "tabulate_terms", "walk_values", "wide_dtype",
+    "parts", "position_shape", "prefix_names", "require_encoding", "require_resolved", "select_hooks", "select_part",
+    "shifted_rows", "table_rows", "tabulate_terms", "walk_values", "wide_dtype",
 ]  # fmt: skip

@@ -40,7 +40,8 @@ class Encoding(Value):
     Hooks write out axes and types: `posx check` refuses JAX's silent promotion of ranks and types. Subtract positions
     first, then cast by `as_float`. An axis of 1 in place of h means that all heads share the values. Widths after
     `query` and `key` may differ from d, but not from each other. An empty slot has zeros, and the position of another
-    slot of its row.
+    slot of its row. If `axes` is n > 1, every pos [t] is [t, n], and no hook may act by distance alone, as
+    `by_distance` and `decay` do: give `bias`.
 
     A field named as in `Dims` is needed only if a hook reads it. Every use compares such fields, the shapes of the
     parameters, and the shapes that hooks return with the sizes of q, k and v.
@@ -48,7 +49,10 @@ class Encoding(Value):
 
     # Facts of the method, which its author states.
 
-    #: Adding one constant to all positions changes nothing.
+    #: The numbers of a position: 1 for a text. n > 1 for an image or a video, where hooks get pos [t, n] in place of
+    #: [t]. 0 if no hook reads a position: the encoding then fits any number of axes.
+    axes: ClassVar[int] = 1
+    #: Adding one constant to all positions, along any axis, changes nothing.
     shift_invariant: ClassVar[bool] = True
     #: The encoding cannot tell later keys apart by distance, or favours distant ones. Masks that show later keys are
     #: refused. Hooks may still be called for later keys, and must return finite numbers.
@@ -214,6 +218,11 @@ def abstract_params(encoding: Encoding, dims: Dims) -> Params:
 def defined_hooks(encoding: Encoding) -> frozenset[str]:
     """Return the names of the hooks that the encoding defines. They are found once for each value."""
     return frozenset(acting_hooks(encoding))
+
+
+def position_shape(encoding: Encoding) -> tuple[int, ...]:
+    """Return the shape of one token's position: () for one axis or none, (n,) for n axes."""
+    return (encoding.axes,) if encoding.axes > 1 else ()
 
 
 def parts(encoding: Encoding) -> Iterator[Encoding]:

@@ -63,6 +63,18 @@ def _is_shift_invariant(values: Values, parts: Parts) -> bool:
     return all(len(planes) < 2 for planes in rotating) and all(values)
 
 
+def _common_axes(values: Values, parts: Parts) -> int:
+    """Decide `axes`: parts that read positions must agree. Raises ConfigError that names two that do not."""
+    reading = {axes: part for axes, part in zip(values, parts.values(), strict=True) if axes}
+    if len(reading) > 1:
+        (few, one), (many, other) = sorted(reading.items(), key=lambda item: item[0])[:2]
+        raise ConfigError(
+            f"{one} reads positions with {few} {'axis' if few == 1 else 'axes'}, but {other} reads {many}. Give all "
+            f"parts equal axes: axial(inner=..., num_axes={many}) makes {many} axes of an encoding with 1."
+        )
+    return max(values, default=0)
+
+
 def _farthest(values: Values, parts: Parts) -> int | None:
     reaches = [reach for reach, part in zip(values, parts.values(), strict=True) if part.acts_on("by_distance")]
     return None if None in reaches else max(reaches, default=None)
@@ -91,10 +103,12 @@ def _join_revisers(values: Values, parts: Parts) -> frozenset[str]:
     return _NAMES.join(values, parts) if len(reading) == 1 else frozenset()
 
 
+_AXES = Range("a whole number of axes, 0 if no position is read", _is_count)
 _COUNT = Range("a whole number of tokens, at least 0, or None", lambda x: x is None or _is_count(x))
 
 #: The facts about a method, by name.
 METHOD_FACTS: dict[str, Fact] = {
+    "axes": Fact(_AXES, _common_axes),
     "shift_invariant": Fact(_ANY.allowed, _is_shift_invariant),
     "causal_only": _ANY,
     "integer_positions": _ANY,

@@ -8,8 +8,8 @@ apply. A new hook needs a row here, its default in `Encoding`, and code in each 
 docs/design/contract.md lists the steps.
 
 Letters of axes, project-wide: b batch, t token (q if it asks, k if it is seen), h head, g key/value head. Widths: d of
-a head, d' of a head after maps, m of the model, v of the vocabulary, n of distances or summands. Hooks see no batch
-axis. A slot is a place of the batch for a token; it may be empty.
+a head, d' of a head after maps, m of the model, v of the vocabulary, n of distances or summands. A position of several
+axes has n numbers too. Hooks see no batch axis. A slot is a place of the batch for a token; it may be empty.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Tile(NamedTuple):
       mapped_k: [k, h, d'], keys after `key`.
       q_features: {name: [q, ...]}, the arrays that `features` returned for the queries.
       k_features: {name: [k, ...]}, the same for the keys.
-      q_pos: [q], positions in tokens, int32 or float32.
-      k_pos: [k], the same of the keys.
+      q_pos: [q], or [q, n] if positions have n axes, in tokens, int32 or float32.
+      k_pos: [k] or [k, n], the same of the keys.
       logit_scale: [h or 1, q or 1, 1], the factor that s contains; multiply terms by it that belong inside the scale.
       visible: [q, k], bool, the pairs that the mask will leave; s is not masked yet.
     """

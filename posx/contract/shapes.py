@@ -19,9 +19,9 @@ import jax.numpy as jnp
 from posx.contract.arrays import wide_dtype
 from posx.contract.classes import check_decorated
 from posx.contract.composite import Composite
-from posx.contract.encoding import Encoding, abstract_params
+from posx.contract.encoding import Encoding, abstract_params, position_shape
 from posx.contract.facts import FACTS, LOOKING_BACK, check_fact
-from posx.contract.hooks import HOOKS, MAPS, ByDistance, Features, Params, Tile, acting_hooks
+from posx.contract.hooks import HOOKS, MAPS, ByDistance, Features, Params, Tile, acting_hooks, select_hooks
 from posx.contract.value import Dims, require_resolved, walk_values
 from posx.errors import ConfigError, PosxError, nearest
 
@@ -155,7 +155,8 @@ class HookCheck:
         self.encoding, self.params, self.use, self.built_for_it = encoding, params, use, built_for_it
         self.called: Called = {}
         self.tile: Any = None
-        taken = {size for x in (use.q, use.k, use.v, use.x) if x is not None for size in x.shape} | {1}
+        taken = {size for x in (use.q, use.k, use.v, use.x) if x is not None for size in x.shape}
+        taken |= {1, encoding.axes}
         q, k, n = itertools.islice((size for size in itertools.count(3) if size not in taken), 3)
         self.sizes = {"h": use.q.shape[0], "g": use.k.shape[0], "d": use.q.shape[1], "q": q, "k": k, "n": n}
         self.sizes |= {"m": use.x.shape[0]} if use.x is not None else {}
@@ -164,10 +165,16 @@ class HookCheck:
         """Fill `called` and `tile`. Raises ConfigError for the first hook that does not fit the formula."""
         encoding, use, sizes = self.encoding, self.use, self.sizes
         check_fact(type(encoding).__name__, "history", encoding.history)
+        if encoding.axes != 1 and (refused := select_hooks(encoding, "distance", "channel")):
+            raise ConfigError(
+                f"{encoding}.axes = {encoding.axes}, but {refused[0]} acts by one distance. Define bias, which is "
+                "given positions [t, n], or leave axes = 1."
+            )
         if idle := [hook for hook in encoding.history if not encoding.acts_on(hook)]:
             raise ConfigError(f"{encoding}.history names {idle[0]}, which this encoding does not define. Remove it.")
         q, k, v = self._tokens("q", use.q), self._tokens("k", use.k), self._tokens("k", use.v)
-        pos, k_pos, distance = (self._tokens(letter, Struct((), use.pos)) for letter in "qkn")
+        pos, k_pos = (self._tokens(letter, Struct(position_shape(encoding), use.pos)) for letter in "qk")
+        distance = self._tokens("n", Struct((), use.pos))
         if use.x is not None:
             self._map("embed", self._tokens("q", use.x), pos)
         features, k_features = self._features(pos, k_pos)
@@ -223,7 +230,7 @@ class HookCheck:
                     "Return it with one shape and type."
                 )
             for feature, array in features.items():
-                if not hasattr(array, "shape") or array.shape[:1] != pos.shape:
+                if not hasattr(array, "shape") or array.shape[:1] != pos.shape[:1]:
                     raise ConfigError(
                         f"{name} gives {feature!r} {_describe(array)}, but [{letter}, ...] is expected ({self._where})."
                     )

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from posx.contract.encoding import Encoding, abstract_params
+from posx.contract.encoding import Encoding, abstract_params, position_shape
 from posx.contract.hooks import Params
 from posx.contract.shapes import HookCheck, Struct, Use, with_history
 from posx.contract.value import Dims, walk_values
@@ -104,7 +104,7 @@ def _feature_shapes(encoding: Encoding, dims: Dims) -> dict[str, Any]:
     x = with_history(encoding, "features", Struct((1, dims.model_dim), jnp.result_type(float)))
     features, _ = jax.eval_shape(
         lambda params, x, pos: encoding.features(params, x, pos, None),
-        abstract_params(encoding, dims), x, Struct((1,), jnp.int32),
+        abstract_params(encoding, dims), x, Struct((1, *position_shape(encoding)), jnp.int32),
     )  # fmt: skip
     return {name: Struct(array.shape[1:], array.dtype) for name, array in features.items()}
 

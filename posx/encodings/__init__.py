@@ -24,9 +24,10 @@ from posx.parsing import typed_fields
 #: The class of each encoding. Its name is the class in snake case, and its module has that name.
 _CLASSES = (
     "Nope", "Sinusoidal", "Learned", "Shaw", "TransformerXL", "T5", "Tupe", "Deberta", "Rope", "Xpos", "Pope", "Fope",
-    "Darope", "SelectiveRope", "AccumulatedRope", "RotatedValues", "SelfExtend", "DualChunk", "KeyOffset", "Canon",
-    "Alibi", "Fox", "Cope", "Dape", "Inkling", "GrapeA", "Gape", "Path", "Kerple", "Bam", "Sandwich", "Fire",
-    "DynamicBias", "Nape", "LogLength", "Ssmax", "Llama4Temperature", "AdaptiveTemperature", "LearnedSinks",
+    "Darope", "SelectiveRope", "AccumulatedRope", "RotatedValues", "SelfExtend", "DualChunk", "Mrope", "Axial",
+    "KeyOffset", "Canon", "Alibi", "Fox", "Cope", "Dape", "Inkling", "GrapeA", "Gape", "Path", "Kerple", "Bam",
+    "Sandwich", "Fire", "DynamicBias", "Nape", "LogLength", "Ssmax", "Llama4Temperature", "AdaptiveTemperature",
+    "LearnedSinks",
 )  # fmt: skip
 _PLACES = {name: f"{__name__}.{snake_case(name)}" for name in _CLASSES}
 

@@ -39,6 +39,7 @@ class AccumulatedRope(Encoding):
     num_kv_heads: Heads | None = None
 
     shift_invariant = fact(lambda self: not self.random)
+    axes = fact(lambda self: int(self.random))  # learned steps read no position
     integer_positions = fact(lambda self: self.random)
     planes = fact(lambda self: f"half_split of {self.head_dim}")
     decayed = fact(lambda self: frozenset() if self.random else frozenset({"steps"}))

@@ -25,6 +25,7 @@ class Canon(Encoding):
 
     kernel: Annotated[int, "tokens", at_least(2)] = 4
 
+    axes = 0  # no position is read
     history = fact(lambda self: dict.fromkeys(("query", "key", "value"), self.kernel - 1))
     decayed = frozenset({"query", "key", "value"})
     about = About(

@@ -34,6 +34,7 @@ class Cope(Encoding):
 
     tiling = "rows"
     reads_raw_keys = True
+    axes = 0  # no position is read
     causal_only = True
     shared = fact(lambda self: frozenset() if self.per_layer else frozenset({"table"}))
     about = About(

@@ -39,6 +39,7 @@ class Fox(Encoding):
     longest: FloatTokens | None = None
     gate_scale: Annotated[float, above(0)] = 1.0
 
+    axes = 0  # no position is read
     causal_only = True
     fades = True
     decayed = fact(lambda self: frozenset() if self.gate == "constant" else frozenset({"w"}))

@@ -38,6 +38,12 @@ _TYPES: dict[str, tuple[type[FrequencyRule], dict[str, str]]] = {
 }
 
 
+#: The remedy for a key that posx does not read.
+_HINTS = {
+    "mrope_section": " The tokens of a text have equal numbers on all axes, so RoPE is exact for them. To read a model "
+    "of texts, remove the key. For images build mrope(sections=...).",
+}
+
 #: Fields that a dictionary may leave out, if they have their defaults.
 _OPTIONAL = ("truncate", "mscale", "mscale_all_dim")
 
@@ -101,7 +107,9 @@ def read_rope(parameters: Mapping[str, Any], head_dim: int, max_positions: int) 
     else:
         given.pop(_ORIGINAL, None)
     if extra := sorted(given.keys() - set(keys.values())):
-        raise ConfigError(f"rope_type={kind!r} has the key {extra[0]!r}, which posx does not know.")
+        raise ConfigError(
+            f"rope_type={kind!r} has the key {extra[0]!r}, which posx does not know.{_HINTS.get(extra[0], '')}"
+        )
     if kind != "proportional":
         for field in {"factor", "low_freq_factor", "high_freq_factor"} & keys.keys():
             _require_key(given, keys[field])

@@ -29,6 +29,7 @@ class KeyOffset(Encoding):
 
     share: Annotated[float, above(0), at_most(1)] = 0.5
 
+    axes = 0  # no position is read
     history = {"key": 1}
     about = About(
         "github.com/KellerJordan/modded-nanogpt/pull/169",

@@ -20,6 +20,7 @@ class LearnedSinks(Encoding):
     Differs: transformers draws a new model's z from N(0, 0.02). How gpt-oss began is not published.
     """
 
+    axes = 0  # no position is read
     about = About("arXiv 2508.10925", "not measured here; meant for windows and long texts")
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:

@@ -14,4 +14,5 @@ class Nope(Encoding):
     Reference: Haviv et al. 2022, arXiv 2203.16634; Kazemnejad et al. 2023, arXiv 2305.19466.
     """
 
+    axes = 0  # no position is read
     about = About("arXiv 2203.16634", "a little: defined everywhere, attention spreads with length")

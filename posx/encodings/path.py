@@ -44,6 +44,7 @@ class Path(Encoding):
 
     tiling = "rows"
     reads_raw_keys = True
+    axes = 0  # no position is read
     causal_only = True
     revised_by = frozenset({"w", "beta"})
     history = fact(lambda self: {"features": self.kernel - 1} if self.kernel > 1 else {})

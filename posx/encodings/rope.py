@@ -38,19 +38,29 @@ class Rope(Encoding):
     def resolve(self, dims: Dims) -> Self:
         if self.rotary_dim is not None and self.rotary_dim > dims.head_dim:
             raise ConfigError(f"rope: rotary_dim={self.rotary_dim} is more than head_dim={dims.head_dim}")
-        if not self.frequencies.reads_base and self.base != Rope.base:
-            rule = snake_case(type(self.frequencies))
-            raise ConfigError(f"rope: base={self.base} has no effect on {rule}. Leave it out, or write {Rope.base:g}.")
+        check_base("rope", self.frequencies, self.base)
         return super().resolve(dims).fill_open(rotary_dim=dims.head_dim)
 
     def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
-        theta = self.frequencies.checked(self.base, self.rotary_dim)
-        sin, cos = (self.frequencies.magnitude * wave for wave in sin_cos(pos, theta))
-        if theta.ndim == 2:  # key heads with frequencies of their own
-            sin, cos = (jnp.repeat(wave, vectors.shape[1] // len(theta), axis=1) for wave in (sin, cos))
-        return rotate(vectors, sin, cos, self.layout)
+        waves = sin_cos(pos, self.frequencies.checked(self.base, self.rotary_dim))
+        return rotate_heads(vectors, *waves, self.frequencies.magnitude, self.layout)
 
     key = query
+
+
+def check_base(name: str, rule: FrequencyRule, base: float) -> None:
+    """Raise ConfigError if the encoding `name` has a base that its rule for frequencies does not read."""
+    if not rule.reads_base and base != Rope.base:
+        word = snake_case(type(rule))
+        raise ConfigError(f"{name}: base={base} has no effect on {word}. Leave it out, or write {Rope.base:g}.")
+
+
+def rotate_heads(x: jax.Array, sin: jax.Array, cos: jax.Array, magnitude: float, layout: str) -> jax.Array:
+    """Return x [t, h, d] rotated and times `magnitude`, for waves [t, c], or [t, g, c] if key heads have their own."""
+    sin, cos = magnitude * sin, magnitude * cos
+    if sin.ndim == 3:
+        sin, cos = (jnp.repeat(wave, x.shape[1] // wave.shape[1], axis=1) for wave in (sin, cos))
+    return rotate(x, sin, cos, layout)
 
 
 def rotate_planes(angles: jax.Array, x: jax.Array) -> jax.Array:

@@ -40,6 +40,7 @@ class SelectiveRope(Encoding):
     head_dim: Channels | None = None
 
     planes = fact(lambda self: f"half_split of {self.head_dim}")
+    axes = 0  # no position is read
     history = fact(lambda self: {"features": self.kernel - 1})
     decayed = fact(
         lambda self: frozenset({"down", "up", "kernel", *["drift"] * self.drift, *["gate", "gate_bias"] * self.gated})

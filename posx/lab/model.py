@@ -21,6 +21,7 @@ from posx.attention import Mask, Slots, attend, attention_weights, host_array, s
 from posx.attention.accelerators import round_operands
 from posx.attention.cache import Cache, Layer, advance, empty_layer, remember, revise_keys, tokens_first
 from posx.contract import Dims, Encoding, at_least_float32, tabulate_terms
+from posx.contract.facts import FACTS
 from posx.contract.sizes import array_shapes, check_params
 from posx.encodings import Spec
 from posx.evaluation.ids import token_ids
@@ -32,13 +33,19 @@ from posx.lab.layers import ACTIVATIONS, dropout, embed_tokens, fold_in, layer_n
 class ForwardPass(NamedTuple):
     """The arguments of one forward pass for every layer.
 
-    `read` maps the results of `attention_weights` to what a layer returns beside its output.
+    Attributes:
+      slots: those of all tokens.
+      cache: the cache of a decoding step.
+      executor: see `attend`.
+      read: a map of the results of `attention_weights` to what a layer returns beside its output.
+      length: the tokens of a row.
     """
 
     slots: Slots
     cache: Cache | None
     executor: str
     read: Callable[[jax.Array, jax.Array], Any] | None = None
+    length: int = 0
 
 
 def weight(rngs: nnx.Rngs, shape: tuple[int, ...], std: float) -> nnx.Param:
@@ -94,7 +101,7 @@ class Attention(Component):
         self.position = nnx.Param(own) if own else None
 
     def __call__(self, x: jax.Array, shared: dict[str, Any], call: ForwardPass, layer: Layer | None):
-        t, d, dtype = call.slots.pos.shape[-1], self.dims.head_dim, self.config.dtype
+        t, d, dtype = call.length, self.dims.head_dim, self.config.dtype
         b = x.shape[0] // t
 
         def heads(name: str) -> jax.Array:
@@ -199,11 +206,14 @@ class Decoder(Component):
 
     def __call__(self, tokens: jax.Array, call: ForwardPass, rng: jax.Array | None):
         model = self.model
-        if call.slots.pos is None:  # known while the program is traced
+        of_token = model.position_shape
+        if call.slots.pos is None and not of_token:  # known while the program is traced
             call = call._replace(slots=call.slots._replace(pos=sequential(tokens.shape[1])))
-        for name, given in call.slots._asdict().items():
-            if given is not None:
-                host_array(name, given, tokens.shape, kinds=("int32", "float32") if name == "pos" else ("int32",))
+        host_array("pos", call.slots.pos, tokens.shape, ("int32", "float32"), of_token)
+        for name in ("idx", "segment"):
+            if (given := getattr(call.slots, name)) is not None:
+                host_array(name, given, tokens.shape)
+        call = call._replace(length=tokens.shape[1])
         x = embed_tokens(self.embedding[...], tokens) * math.sqrt(model.dims.model_dim)
         x = self.norm("embedding_norm", x) if self.config.embedding_norm else x
         shared = {}
@@ -211,7 +221,7 @@ class Decoder(Component):
             name = shared_name(n)
             shared[encoding] = self.shared[name].get_value() if name in self.shared else {}
             if encoding.acts_on("embed"):
-                by_row = (None, 0, 0 if call.slots.pos.ndim == 2 else None)
+                by_row = (None, 0, 0 if call.slots.pos.ndim == 2 + len(of_token) else None)
                 x = jax.vmap(encoding.embed, in_axes=by_row)(shared[encoding], x, call.slots.pos)
         x = x.reshape(-1, model.dims.model_dim)
         x = dropout(x, model.config.dropout, fold_in(rng, len(self.layers)))
@@ -246,6 +256,12 @@ class Model:
         """The encoding values of the layers, each once, in order."""
         return tuple(dict.fromkeys(self.encodings))
 
+    @property
+    def position_shape(self) -> tuple[int, ...]:
+        """The shape of one token's position: () for one axis, (n,) for n. Raises ConfigError if layers differ."""
+        axes = FACTS["axes"].join([e.axes for e in self.distinct], {str(n): e for n, e in enumerate(self.distinct)})
+        return (axes,) if axes > 1 else ()
+
     def init(self, rng: jax.Array) -> dict[str, Any]:
         """Return fresh parameters.
 
@@ -277,7 +293,7 @@ class Model:
     ) -> jax.Array:
         """Return logits [b, t, v], float32, of the token after each of tokens [b, t] at positions [t] or [b, t].
 
-        Positions None are 0 to t - 1.
+        If the encodings read n axes, positions are [t, n] or [b, t, n]. Positions None are 0 to t - 1 on one axis.
 
         dropout_rng: one key [b] a row, or None for no dropout.
         """
@@ -320,13 +336,15 @@ class Model:
     ) -> tuple[jax.Array, Cache]:
         """Return logits [b, t, v] of the tokens after each of tokens [b, t], and the cache with these appended.
 
-        pos and idx are int32, [t] or [b, t]. idx counts from the first token of each row and is -1 for padding, which
-        is allowed before that token alone. Raises ConfigError if idx is known to be otherwise, or if the cache has too
-        few free slots. Under `jit` neither is known, and all logits are NaN from then on.
+        pos and idx are int32, [t] or [b, t], and pos has a last axis if the encodings read several. idx counts from the
+        first token of each row and is -1 for padding, which is allowed before that token alone. Raises ConfigError if
+        idx is known to be otherwise, or if the cache has too few free slots. Under `jit` neither is known, and all
+        logits are NaN from then on.
         """
         tokens = token_ids(tokens, "[b, t]", vocab_size=self.vocab_size)
         pos, idx = (
-            jnp.broadcast_to(host_array(n, x, tokens.shape), tokens.shape) for n, x in (("pos", pos), ("idx", idx))
+            jnp.broadcast_to(host_array(name, x, tokens.shape, of_token=shape), (*tokens.shape, *shape))
+            for name, x, shape in (("pos", pos, self.position_shape), ("idx", idx, ()))
         )
         cache = advance(cache, pos, idx)
         decoder = self._decoder(params)
@@ -341,9 +359,9 @@ class Model:
         self.config.require_causal("a cache")
         sizes = self.dims, self.config.dtype, (batch_size, capacity)
         layers = (empty_layer(encoding, *sizes) for encoding in self.encodings)
-        pos = np.zeros((batch_size, capacity), np.int32)
+        idx = np.full((batch_size, capacity), -1, np.int32)
         empty = jax.tree.map(lambda slot: np.zeros(slot.shape, slot.dtype), tuple(layers))
-        return Cache(empty, pos, np.full_like(pos, -1), np.zeros((), np.int32))
+        return Cache(empty, np.zeros((*idx.shape, *self.position_shape), np.int32), idx, np.zeros((), np.int32))
 
     def at_length(self, length: int) -> Model:
         """Return the model for the same weights, with every encoding set for windows of `length` tokens."""
@@ -399,4 +417,6 @@ def _modules(model: Model) -> tuple[Any, Any]:
 
 def make_model(config: ModelConfig, encoding: Spec, vocab_size: int, train_len: int) -> Model:
     """Make a model with every encoding resolved. Raises ConfigError for sizes or specs that do not fit."""
-    return Model(config, config.encodings(encoding, train_len), vocab_size, config.dims(train_len))
+    model = Model(config, config.encodings(encoding, train_len), vocab_size, config.dims(train_len))
+    _ = model.position_shape  # refuses layers that read other numbers of axes
+    return model

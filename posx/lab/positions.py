@@ -3,6 +3,7 @@
     sequential               0 to t - 1
     offset(longest=N)        trained at o to o + t - 1, o uniform from 0 to N - t for each row; measured at 0 to t - 1
     randomised(longest=N)    t of the positions 0 to N - 1 in rising order, drawn for each step and measured length
+    grid                     rows and columns of a square picture: token i at (i // side, i % side), side * side = t
 
 Letters: t tokens of a row, b rows, N positions. Draws depend on the seed, the step and the number of a row alone. So a
 resumed run has the same ones, however a batch is divided.
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Annotated, Any, NamedTuple
+import math
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,17 +40,24 @@ def _key(seed: int, number: int) -> jax.Array:
 class PositionPolicy:
     """A rule for the positions of the tokens of a row."""
 
+    #: The numbers of a position.
+    axes: ClassVar[int] = 1
+
+    def length_problem(self, length: int) -> str:
+        """Return why a window of `length` tokens has no positions and what to do, "" if it has some."""
+        return ""
+
     @property
     def most(self) -> int | None:
         """The most tokens of a window that can be measured, None for no limit."""
         return None
 
     def last(self, length: int) -> int:
-        """Return the last position that training on rows of `length` tokens can meet."""
+        """Return the last position, on any axis, that training on rows of `length` tokens can meet."""
         return length - 1
 
     def train(self, seed: int, step: Any, rows: jax.Array, length: int) -> jax.Array | None:
-        """Return positions int32 [t] or [b, t] of the rows of a step; None for 0 to t - 1.
+        """Return positions int32 [t] or [b, t] of the rows of a step; None for 0 to t - 1. Axes come last.
 
         Args:
           seed: of the run.
@@ -125,7 +134,34 @@ class Randomised(PositionPolicy):
         return jnp.sort(jax.random.choice(key, self.longest, (length,), replace=False)).astype(jnp.int32)
 
 
-POLICIES: dict[str, type[PositionPolicy]] = {snake_case(cls): cls for cls in (Sequential, Offset, Randomised)}
+@dataclasses.dataclass(frozen=True)
+class Grid(PositionPolicy):
+    """The row and the column of each patch of a square picture in raster order: token i is at (i // side, i % side).
+
+    A window has side * side tokens, in training and when it is measured. Encodings must read two axes, or no position.
+    """
+
+    axes = 2
+
+    def length_problem(self, length: int) -> str:
+        if length == (self.last(length) + 1) ** 2:
+            return ""
+        side = self.last(length)
+        return f"{self} needs a square number of tokens, and {length} is none. Give {side**2} or {(side + 1) ** 2}."
+
+    def last(self, length: int) -> int:
+        return math.isqrt(length - 1)
+
+    def train(self, seed: int, step: Any, rows: jax.Array, length: int) -> Any:
+        return self.measure(seed, length)
+
+    def measure(self, seed: int, length: int) -> Any:
+        if problem := self.length_problem(length):
+            raise UndefinedLength(problem)
+        return np.stack(np.divmod(np.arange(length, dtype=np.int32), self.last(length) + 1), axis=-1)
+
+
+POLICIES: dict[str, type[PositionPolicy]] = {snake_case(cls): cls for cls in (Sequential, Offset, Randomised, Grid)}
 
 
 @functools.cache
@@ -146,9 +182,9 @@ class Positions(NamedTuple):
         return self.policy.train(self.seed, step, rows, length)
 
     def measure(self, length: int) -> np.ndarray | None:
-        """Return the positions [t] of a measured window, None for 0 to t - 1.
+        """Return the positions [t], or [t, axes], of a measured window, None for 0 to t - 1.
 
-        Raises UndefinedLength if the policy has fewer positions.
+        Raises UndefinedLength if the policy has fewer positions, or none for this number of tokens.
         """
         if self.policy.most is not None and length > self.policy.most:
             raise UndefinedLength(f"{self.policy} has too few positions for {length} tokens.")

@@ -12,7 +12,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
-from posx.contract import ByDistance
+from posx.contract import ByDistance, position_shape
 from posx.encodings import Alibi, Chain, Dape, Encoding, Nope, Shaw, Tupe, Xpos
 from posx.errors import ConfigError, UndefinedLength
 from tests.cheap import in_one_program
@@ -263,7 +263,8 @@ def test_registered_encodings_fit_the_sizes_they_are_made_for():
     for name in posx.ENCODINGS:
         encoding, params = built(name, XL)
         x = np.zeros((*Q.shape[:2], XL.model_dim), np.float32) if encoding.acts_on("features") else None
-        jax.eval_shape(functools.partial(attend, encoding, x=x), params, jax.ShapeDtypeStruct((T,), np.int32))
+        pos = jax.ShapeDtypeStruct((T, *position_shape(encoding)), np.int32)
+        jax.eval_shape(functools.partial(attend, encoding, x=x), params, pos)
 
 
 KEEPING = [name for name, hooks in ACTING.items() if "features" in hooks]

@@ -10,6 +10,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 import posx
+from posx.conformance.subject import add_axes
 from tests.encodings.cases import DIMS, SPECS, first, layer, params_of, projections, reference_layer, tokens
 
 #: Two values per encoding whose parameters have the same shapes, so that only hyper-parameters tell them apart.
@@ -30,6 +31,8 @@ PAIRS = {
     "rotated_values": ({"base": "rope(base=100)"}, {"base": "rope(base=50)"}),
     "self_extend": ({"window": 3}, {"window": 3, "group": 2}),
     "dual_chunk": ({"chunk": 3, "window": 5}, {"chunk": 4, "window": 5}),
+    "mrope": ({"base": 100.0}, {"layout": "interleaved"}),
+    "axial": ({"inner": "rope(base=100)"}, {"inner": "rope(base=50)"}),
     "key_offset": ({"share": 0.5}, {"share": 1.0}),
     "canon": ({"kernel": 3}, {"kernel": 3}),
     "alibi": ({"num_heads": 4}, {"num_heads": 4}),
@@ -91,5 +94,6 @@ def test_equal_values_share_one_trace(name):
     for seed, start in ((0, 0), (1, 5)):
         encoding = posx.build(SPECS[name], DIMS)
         q = np.random.default_rng(seed).standard_normal((1, T, DIMS.num_heads, DIMS.head_dim)).astype(np.float32)
-        run(encoding, params_of(encoding, seed=seed), q, jnp.arange(start, start + T))
+        pos = add_axes(encoding, np.arange(start, start + T, dtype=np.int32))
+        run(encoding, params_of(encoding, seed=seed), q, pos)
     assert len(traces) == 1

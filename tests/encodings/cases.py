@@ -12,7 +12,7 @@ import pytest
 import posx
 from golden import reference, reference_content, reference_rotary
 from posx.conformance import DIMS
-from posx.conformance.subject import LENGTH
+from posx.conformance.subject import LENGTH, add_axes
 from posx.encodings import Encoding, encoding_name
 
 
@@ -70,6 +70,12 @@ SPECS: dict[str, Any] = {
     "self_extend-rerope": {"name": "self_extend", "window": 4, "group": 0, "rope": {"name": "rope", "rotary_dim": 4}},
     "dual_chunk": {"name": "dual_chunk", "chunk": 4, "window": 6},
     "dual_chunk-half": {"name": "dual_chunk", "chunk": 3, "window": 3, "rope": {"name": "rope", "rotary_dim": 4}},
+    "mrope": "mrope",
+    "mrope-interleaved": {"name": "mrope", "sections": (1, 1), "order": "interleaved", "base": 50.0},
+    "axial": "axial",
+    "axial-sinusoidal": {"name": "axial", "inner": {"name": "sinusoidal", "layout": "concatenated"}},
+    "axial-learned": {"name": "axial", "inner": {"name": "learned", "num_positions": 40}},
+    "axial-alibi": {"name": "axial", "inner": "alibi", "num_axes": 3},
     "key_offset": "key_offset",
     "key_offset-rope": ["key_offset", {"name": "rope", "rotary_dim": 2}],
     "canon": "canon",
@@ -167,6 +173,8 @@ ACTING = {
     "rotated_values": ("query", "key", "value", "output"),
     "self_extend": ("query", "key", "score"),
     "dual_chunk": ("query", "key", "score"),
+    "mrope": ("query", "key"),
+    "axial": ("query", "key"),
     "key_offset": ("key",),
     "canon": ("query", "key", "value"),
     "alibi": ("by_distance",),
@@ -190,6 +198,9 @@ ACTING = {
     "fox": ("features", "token_bias"),
     "learned_sinks": ("sink",),
 }
+
+#: The encodings that a model of texts can have: those of one axis, or that read no position.
+ON_TEXT = [name for name in posx.ENCODINGS if name not in ("mrope", "axial")]
 
 #: These cases take every way through the executors, the cache and the model. The default tests check the formula of
 #: every other encoding. The slow tests check everything else, and all variants.
@@ -239,7 +250,11 @@ def project(encoding, params, weights, x, pos):
 
 
 def layer_outputs(encoding, params, weights, x, pos, idx, segment, *, executor="dense", mask=posx.causal()):
-    """One attention layer over tokens x [b, t, m]: embedded, projected, attended; [b, t, h, d]."""
+    """One attention layer over tokens x [b, t, m]: embedded, projected, attended; [b, t, h, d].
+
+    pos [b, t] are the positions on the first axis.
+    """
+    pos = add_axes(encoding, pos)
     x, q, k, v = project(encoding, params, weights, x, pos)
     x = x if encoding.acts_on("features") else None
     return posx.attend(encoding, params, q, k, v, posx.Slots(pos, idx, segment), x=x, mask=mask, executor=executor)
@@ -251,7 +266,7 @@ layer = jax.jit(layer_outputs, static_argnames=("encoding", "executor", "mask"))
 def reference_layer(encoding, params, weights, x, pos, idx, segment, mask=posx.causal()) -> np.ndarray:
     """`layer` in float64 NumPy loops; all arguments with a batch axis."""
     params, weights = ({n: np.float64(a) for n, a in tree.items()} for tree in (params, weights))
-    outputs = []
+    outputs, pos = [], add_axes(encoding, pos)
 
     def project(x):
         return tuple(np.einsum("tm,mhd->thd", x, weights[n]) for n in "qkv")

@@ -66,7 +66,7 @@ class Tokens:
         return self.pairs(lambda i, j, h: logits(encoding, params, self.q[i, h], self.k[j, h], *self.at(i, j), h))
 
     def at(self, i, j):
-        return int(self.pos[i]), int(self.pos[j])
+        return self.pos[i].tolist(), self.pos[j].tolist()
 
 
 def inside(parts, tokens):
@@ -116,6 +116,23 @@ def rope(encoding, params, tokens, q, k):
     width = encoding.rotary_dim
     waves = np.exp(1j * tokens.pos[:, None, None] / encoding.base ** (np.arange(0, width, 2) / width))
     return tuple(turned(vectors, waves, encoding.layout) for vectors in (q, k))
+
+
+def mrope(encoding, params, tokens, q, k):
+    planes = np.arange(sum(encoding.sections))
+    axes = np.repeat(range(len(encoding.sections)), encoding.sections)
+    waves = np.exp(1j * tokens.pos[:, None, axes] / encoding.base ** (planes / len(planes)))
+    return tuple(turned(vectors, waves, encoding.layout) for vectors in (q, k))
+
+
+def axial(encoding, params, tokens, q, k):
+    """Each axis rotates a part of the channels by RoPE, and the last channels stay."""
+    width, found = encoding.inner.rotary_dim, (q.copy(), k.copy())
+    for axis in range(encoding.num_axes):
+        part, along = np.s_[..., axis * width : (axis + 1) * width], Tokens(tokens.x, q, k, tokens.pos[:, axis])
+        for vectors, mapped in zip(found, rope(encoding.inner, params, along, q[part], k[part]), strict=True):
+            vectors[part] = mapped
+    return found
 
 
 def xpos(encoding, params, tokens, q, k):
@@ -241,8 +258,8 @@ def transformer_xl(encoding, params, tokens):
 
 
 MAPS = {
-    "rope": rope, "xpos": xpos, "self_extend": xpos, "dual_chunk": xpos, "pope": pope, "fope": fope,
-    "selective_rope": selective_rope, "darope": darope, "key_offset": key_offset,
+    "rope": rope, "mrope": mrope, "axial": axial, "xpos": xpos, "self_extend": xpos, "dual_chunk": xpos,
+    "pope": pope, "fope": fope, "selective_rope": selective_rope, "darope": darope, "key_offset": key_offset,
     "accumulated_rope": accumulated_rope, "rotated_values": rotated_values,
     "canon": canon, "transformer_xl": transformer_xl_map,
 }  # fmt: skip

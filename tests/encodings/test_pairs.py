@@ -9,6 +9,7 @@ from numpy.testing import assert_allclose
 
 import posx
 from golden import reference
+from posx.conformance.subject import add_axes
 from posx.encodings import Chain
 from posx.errors import ConfigError
 from tests.encodings import reference_pairs
@@ -21,7 +22,7 @@ WEIGHTS = projections(np.float64)
 NAMES = list(posx.ENCODINGS)
 MAPS_KEYS = (
     "tupe", "rope", "xpos", "pope", "fope", "darope", "selective_rope", "self_extend", "dual_chunk", "key_offset",
-    "accumulated_rope", "rotated_values", "canon",
+    "accumulated_rope", "rotated_values", "canon", "mrope", "axial",
 )  # fmt: skip
 #: One that maps, put before others, and one that reads all that comes before it. The slow test has all pairs.
 WITH = ("rope", "dape")
@@ -37,6 +38,8 @@ def refusal(first, second):
         second == "canon" and first in (*MAPS_KEYS, "transformer_xl")
     ):
         return "reads earlier vectors before any map"
+    if len({CASES[name].axes for name in (first, second)} - {0}) > 1:
+        return "Give all parts equal axes"
     if first == "pope" and second in (*MAPS_KEYS, "transformer_xl"):
         return r"maps the channels of a head, but .* before it"
     if "xpos" in (first, second) and {first, second} & {"tupe", "pope"}:
@@ -51,7 +54,8 @@ def check_pair(first, second, run=layer):
     order = np.arange(len(POS), dtype=np.int32)[None]
     with jax.enable_x64(True):
         found = run(chain, params, WEIGHTS, X, POS[None], order, 0 * order)
-    wanted = reference_pairs.outputs(list(zip((first, second), chain.parts, own, strict=True)), X[0], project, POS)
+    parts, pos = list(zip((first, second), chain.parts, own, strict=True)), add_axes(chain, POS)
+    wanted = reference_pairs.outputs(parts, X[0], project, pos)
     assert_allclose(found[0], wanted, rtol=0, atol=1e-11, err_msg=f"{first}+{second}")
 
 

@@ -20,9 +20,7 @@ def encoding_of(spec, num_heads, head_dim, num_kv_heads):
 
 
 def attention(case, dtype=jnp.float32):
-    """Return the outputs and gradients of a case; None for positions with several axes, which posx lacks."""
-    if case["q_pos"].ndim > 1:
-        return None
+    """Return the outputs and gradients of a case."""
     arrays = {name: jnp.asarray(array, jnp.float32) for name, array in case["arrays"].items()}
     if "q" not in case:
         encoding = encoding_of(case["spec"], 1, MODEL_DIM, 1)

@@ -20,7 +20,7 @@ from posx.lab.generate import Sampling, generate, prefill, sample
 from posx.lab.layers import sequential
 from posx.lab.model import make_model
 from tests.cheap import in_one_program
-from tests.encodings.cases import first
+from tests.encodings.cases import ON_TEXT, first
 from tests.lab.test_model import SPECS, layers, logits_of, scattered
 from tests.lab.test_model import start as initial
 
@@ -376,4 +376,4 @@ def test_pieces_are_the_difference_of_decoded_texts(tokenizer, new, wanted):
 
 
 def test_every_registered_encoding_is_covered():
-    assert set(posx.ENCODINGS) <= set(SPECS)
+    assert set(ON_TEXT) <= set(SPECS)

@@ -158,7 +158,11 @@ def test_masked_models_refuse_what_needs_next_tokens(run_folder, capsys, command
             ["--config.model.mask_policy=full,causal", "--config.model.num_layers=2"],
             ["full,causal hides later tokens"],
         ),
-        ("rope", ["--config.data.source=task:parity"], ["needs a text", "is a task"]),
+        (
+            "rope",
+            ["--config.data.source=task:parity"],
+            ["task:parity, whose items have next tokens", "or another task or text"],
+        ),
         ("rope", ["--config.eval.protocols=per_position,answers"], ["per_position measures", "answers measures"]),
         ("rope", ["--config.model.vocab_size=257"], ["257 ids and <mask>"]),
     ],
@@ -172,6 +176,7 @@ def test_settings_that_do_not_fit_the_objective_are_one_line(site, tmp_path, cap
     ("objective", "more", "wanted"),
     [
         ("next_token", ["--config.model.mask_policy=full"], "full shows each token the next one"),
+        ("next_token", ["--config.data.source=task:dead_leaves"], "whose items have hidden tokens to predict"),
         ("mask", [], "train.objective"),
     ],
 )

@@ -24,7 +24,7 @@ from posx.lab.model import Model, make_model
 from posx.lab.runs.load import Apply
 from posx.lab.training.step import init_state, loss, make_optimizer, train_step
 from tests.cheap import in_one_program
-from tests.encodings.cases import first
+from tests.encodings.cases import ON_TEXT, first
 
 VOCAB = 29
 LENGTH = 16
@@ -47,9 +47,9 @@ class Gated(Encoding):
         return s + (tile.q_features["sum"][:, None] - tile.k_features["sum"][None, :]).transpose(2, 0, 1)
 
 
-#: Every registered encoding, those that act beyond their table, and the toy that has features.
+#: Every registered encoding of texts, those that act beyond their table, and the toy that has features.
 SPECS = {
-    **{name: name for name in posx.ENCODINGS},
+    **{name: name for name in ON_TEXT},
     "learned-clamp": {"name": "learned", "num_positions": 5, "beyond": "clamp"},
     "deberta-release": {"name": "deberta", "release_index": True, "max_distance": 5},
     "features": f"{__name__}:Gated",

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from posx.encodings import ENCODINGS, Dims, build
+from posx.encodings import Dims, build
 from posx.errors import ConfigError, UndefinedLength
 from posx.lab import lm_eval
 from posx.lab.config import RunConfig, TrainConfig, base_config, run_config
@@ -24,6 +24,7 @@ from posx.lab.runs.exchange import transformers_config
 from posx.lab.runs.load import Apply
 from posx.lab.runs.scores import model_scores
 from posx.lab.training.step import init_state, loss, train_step
+from tests.encodings.cases import ON_TEXT
 
 L, ROWS, VOCAB = 8, 4, 11
 SIZES = ModelConfig(num_layers=1, model_dim=8, num_heads=2)
@@ -108,7 +109,7 @@ def test_training_without_a_policy_compiles_the_same_program():
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == "alibi" else pytest.param(name, marks=pytest.mark.slow) for name in ENCODINGS]
+    "name", [name if name == "alibi" else pytest.param(name, marks=pytest.mark.slow) for name in ON_TEXT]
 )
 def test_every_encoding_takes_positions_of_one_program(name):
     table = hasattr(build(name, Dims(8, 2, 4, 1, L)), "num_positions") and name != "cope"
@@ -234,6 +235,12 @@ def test_runs_are_told_apart_by_their_policies():
         ("learned", "offset(longest=64)", {}, "has positions 0 to 63. Give it a size of 64"),
         ("rope+alibi", "offset(longest=64)", {"train.executor": "kernel"}, "known positions that count up by one"),
         ("alibi", "randomised(longest=64)", {"eval.executor": "kernel"}, "known positions that count up by one"),
+        ("axial", "sequential", {}, "2 axes, but train.positions=sequential gives 1. Use --config.train.positions"),
+        ("mrope", "grid", {"eval.lengths": (16, 64)}, "3 axes, but train.positions=grid gives 2. Choose another"),
+        ("rope", "grid", {"eval.lengths": (16, 64)}, "with 1 axis, but train.positions=grid gives 2. Put it on both"),
+        ("axial", "grid", {}, "eval.lengths: train.positions=grid needs a square number of tokens, and 32 is none."),
+        ("nope", "grid", {"train.length": 15, "eval.lengths": (16,)}, "and 15 is none. Give 9 or 16."),
+        ("axial(inner=learned(num_positions=3))", "grid", {"eval.lengths": (16,)}, "positions 0 to 3. Leave its size"),
     ],
 )  # fmt: skip
 def test_unfit_policies_are_one_line(encoding, positions, settings, wanted):

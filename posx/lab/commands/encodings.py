@@ -163,6 +163,7 @@ def column_texts(encoding: Encoding, dims: Dims) -> dict[str, str]:
         "learned": " + ".join(text for n, text in ((once, f"{once:,}"), (each, f"{each:,} a layer")) if n) or "nothing",
         "rate": "-" if rate is None else f"{rate:g} x" if isinstance(rate, float) else "by array",
         "shift-invariant": "yes" if encoding.shift_invariant else "no",
+        "axes": str(encoding.axes or "any number"),
         "both sides": "no" if encoding.causal_only else "yes",
         "defined to": "any position" if encoding.max_position is None else f"position {encoding.max_position:,}",
         "kernels": "whole rows" if whole else "any" if fused else "tiles",

@@ -185,7 +185,7 @@ class TrainConfig:
       seed: of parameters, batches, hidden tokens, dropout and positions.
       objective: next_token predicts each token from those before it. masked hides 15 % of the tokens and predicts them
         from both sides, see docs/guides/masked.md.
-      positions: the policy of positions: sequential, offset(longest=512), randomised(longest=512).
+      positions: the policy of positions: sequential, offset(longest=512), randomised(longest=512), grid.
       learning_rate: after warm-up.
       final_learning_rate: at the last step.
       position_lr_multiplier: every parameter of an encoding learns at so many times the learning rate; 0 leaves it to
@@ -255,7 +255,8 @@ class TrainConfig:
                 f"one of {fits}."
             )
         try:
-            if (have := 1 + parse_policy(self.positions).last(self.length)) < self.length:
+            policy = parse_policy(self.positions)
+            if (have := (1 + policy.last(self.length)) ** policy.axes) < self.length:
                 problems.append(
                     f"train.positions={self.positions}: it has {have} positions for the {self.length} tokens of "
                     "train.length. Raise longest."

@@ -12,6 +12,7 @@ import numpy as np
 from posx.errors import DataError
 from posx.lab.config.data import TASK
 from posx.lab.data.batches import Dataset, Weighted
+from posx.lab.data.masking import choose_hidden, draw_numbers
 from posx.lab.data.tokenizers import BpeTokenizer, with_model
 from posx.lab.tasks import Items, Task, draw_rows, parse_task
 from posx.lab.tasks.base import BOS, EOS, SPECIAL
@@ -67,8 +68,7 @@ class TaskDataset(Dataset):
     def check_length(self, length: int) -> None:
         """Raise DataError if no item fits `length` tokens."""
         if self.task.longest(length) < self.task.fewest:
-            need = self.task.size(self.task.fewest) - 1
-            raise DataError(f"{self.source} has no item of {length} tokens. The shortest item needs {need}.")
+            raise DataError(f"{self.source} has {self.task.length_problem(length)}.")
 
     def check_lengths(self, lengths: Sequence[int], train_len: int) -> None:
         """Raise DataError if one of the lengths has no items to be measured with, see `items`."""
@@ -92,18 +92,27 @@ class TaskDataset(Dataset):
         return Weighted(drawn.tokens[rows], weights[rows].astype(np.float32))
 
     def items(self, length: int, train_len: int, count: int) -> Items:
-        """Return `count` items to measure a length with: of more than `length` - `train_len` tokens, up to `length`."""
+        """Return `count` items to measure a length with: of more than `length` - `train_len` tokens, up to `length`.
+
+        If the task hides tokens of its items, these are scored.
+        """
         fewest, longest = self.sizes(length, train_len)
-        return self._draw(f"held out {length}", 0, count, fewest, longest, length)
+        return self._hide(self._draw(f"held out {length}", 0, count, fewest, longest, length))
 
     def stop_items(self, length: int) -> Items:
         """Return STOP_ITEMS items of all sizes that fit `length` tokens, drawn apart from training and from `items`."""
-        return self._draw("stop", 0, STOP_ITEMS, self.task.fewest, self.task.longest(length), length)
+        return self._hide(self._draw("stop", 0, STOP_ITEMS, self.task.fewest, self.task.longest(length), length))
 
     def sizes(self, length: int, train_len: int) -> tuple[int, int]:
         """Return the fewest and the most symbols of the items that measure a length; fewest > most without any."""
         shorter = self.task.longest(length - train_len) if length > train_len else self.task.fewest - 1
         return max(self.task.fewest, shorter + 1), self.task.longest(length)
+
+    def _hide(self, items: Items) -> Items:
+        if self.task.objective != "masked":
+            return items
+        numbers = draw_numbers(self.source, items.tokens.shape[1] - 1, items.scored[:, 1:].shape)
+        return Items(items.tokens, np.pad(choose_hidden(numbers), ((0, 0), (1, 0))))  # type: ignore[arg-type]
 
     def _draw(self, what: str, step: int, count: int, fewest: int, longest: int, length: int) -> Items:
         seed = hashlib.sha256(f"posx items 1\n{self.source}\n{what}".encode()).digest()

@@ -175,7 +175,7 @@ def per_position(panel: Panel) -> Figure:
 
 
 def answers(panel: Panel) -> Figure:
-    """Draw the share of a task's items whose whole answer is right against evaluation length."""
+    """Draw the share of a task's items whose whole answer is right, or of its hidden tokens, against length."""
     curves, windows = baselines.split_windows(points.answer_curves(panel))
     made = look.figure(8.6, 4.6)
     (ax,) = strokes.make_axes(made, 1)
@@ -185,7 +185,7 @@ def answers(panel: Panel) -> Figure:
     look.train_line(ax, panel.train_len)
     look.length_axis(ax, sorted({*panel.rows.eval_len, panel.train_len}), panel.train_len)
     ax.set_xlabel("evaluation length (tokens)")
-    ax.set_ylabel("items with the right answer")
+    ax.set_ylabel("hidden tokens that are right" if points.hides_tokens(panel) else "items with the right answer")
     ax.set_ylim(-0.02, 1.02)
     lanes = strokes.mark_failures(ax, curves)
     strokes.write_words(

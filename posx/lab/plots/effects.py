@@ -20,7 +20,7 @@ from posx.attention import Slots, attend, batch_features, with_previous_tokens
 from posx.attention.decay import mapped_products
 from posx.attention.dense import dense
 from posx.attention.tiles import TileInputs, with_terms
-from posx.contract import abstract_params, acting_hooks
+from posx.contract import abstract_params, acting_hooks, position_shape
 from posx.encodings import Dims, Encoding, Nope, build, encoding_name
 from posx.errors import PosxError, WorkdirError
 from posx.lab.runs.finding import run_folders, run_name
@@ -50,9 +50,14 @@ class Subject:
         return longest if last is None else min(longest, last + 1)
 
     def layer_input(self, n: int) -> tuple[Encoding, jax.Array, jax.Array]:
-        """Return the encoding for texts of `n` tokens, their positions [n] and a layer input of zeros [n, m]."""
+        """Return the encoding for texts of `n` tokens, their positions and a layer input of zeros [n, m]."""
         zeros = jnp.zeros((n, self.dims.model_dim), jnp.float32)
-        return self.encoding.at_length(n), jnp.arange(n, dtype=jnp.int32), zeros
+        return self.encoding.at_length(n), jnp.asarray(self.first_axis_positions(np.arange(n))), zeros
+
+    def first_axis_positions(self, pos: np.ndarray) -> np.ndarray:
+        """Return positions [n] as the encoding reads them, with zeros on all axes but the first."""
+        shape = position_shape(self.encoding)
+        return pos.astype(np.int32) if not shape else np.stack([pos] + [0 * pos] * (shape[0] - 1), -1).astype(np.int32)
 
 
 def catalogue() -> list[Subject]:
@@ -143,7 +148,8 @@ def _zero_vector_result(
     q = with_previous_tokens(encoding, "query", q, None)[0]
     of_keys = batch_features(encoding, params, zeros[None], pos)[0]
     features = ({name: array[:, queries] for name, array in of_keys.items()}, of_keys)
-    slots = Slots(pos[queries], pos[queries]), Slots(pos, pos)
+    order = jnp.arange(length, dtype=jnp.int32)
+    slots = Slots(pos[queries], order[queries]), Slots(pos, order)
     result = _read(function, encoding, params, q[:, queries], k, k, *slots, features=features)
     return np.asarray(result[0], np.float64)
 
@@ -222,7 +228,7 @@ def _vector_images(hook: Any, subject: Subject, heads: int, positions: np.ndarra
     """Return the images of basis vectors under a token map, less that of zero: [position, channel, head, d']."""
     d, n = subject.dims.head_dim, len(positions)
     basis = np.broadcast_to(np.eye(d, dtype=np.float32)[None, :, None, :], (n, d, heads, d)).reshape(n * d, heads, d)
-    pos = jnp.asarray(np.repeat(positions, d), jnp.int32)
+    pos = jnp.asarray(subject.first_axis_positions(np.repeat(positions, d)))
     mapped, zero = (
         np.asarray(hook(subject.params, jnp.asarray(x), pos, {}), np.float64) for x in (basis, np.zeros_like(basis))
     )
@@ -244,7 +250,7 @@ def random_token_change(subject: Subject) -> np.ndarray | None:
 
     @functools.partial(jax.jit, static_argnums=0)
     def log_weights(encoding: Encoding, params: Any) -> jax.Array:
-        pos, kept = np.arange(n, dtype=np.int32), x if encoding.acts_on("features") else None
+        pos, kept = subject.first_axis_positions(np.arange(n)), x if encoding.acts_on("features") else None
         return jnp.log(_read(_weights, encoding, params, q, k, k, pos, x=kept)[0])
 
     changed = np.asarray(log_weights(encoding, subject.params) - log_weights(Nope(), {}), np.float64)
@@ -267,6 +273,8 @@ def with_random_arrays(subject: Subject) -> Subject:
 def relative_lengths(subject: Subject) -> dict[str, np.ndarray]:
     """Return {use of the vectors: their lengths [distance], mean over heads}."""
     encoding, distances, _ = subject.layer_input(subject.num_positions)
+    if not encoding.acts_on("by_distance"):
+        return {}
     terms = encoding.by_distance(subject.params, distances)
     vectors = {"for queries": terms.query, "for keys": terms.key, "added to values": terms.value}
     return {name: np.linalg.norm(of, axis=-1).mean(axis=1) for name, of in vectors.items() if of is not None}

@@ -52,6 +52,8 @@ def _facts(subject: Subject, panels: Sequence[Draw]) -> str:
     parts = [f"acts on {', '.join(sites) or 'nothing'}"]
     if hidden := [site for site in sites if site in _NOT_DRAWN or not panels]:
         parts.append(f"depends on the text: {', '.join(hidden)}")
+    if subject.encoding.axes > 1:
+        parts.append(f"drawn along the first of {subject.encoding.axes} axes")
     if panels and "features" in sites and ("token_bias" in sites or effects.logit_scales(subject) is not None):
         parts.append("drawn for a layer input of zeros")
     parts += [f"{dims.num_heads} heads of {dims.head_dim}, L = {dims.train_len}", look.one_line(subject.origin, 80)]

@@ -120,14 +120,19 @@ def answer_curves(panel: Panel) -> list[Curve]:
     """Return the share of items of a task whose whole answer is right, against evaluation length in tokens.
 
     All seeds answer the same items, so the intervals are those of the mean share over the items of one run. They cover
-    other items, and not other seeds.
+    other items, and not other seeds. If tokens are hidden, it is the share of them that is right, with the mean of the
+    intervals of the runs.
     """
+    name = "accuracy" if hides_tokens(panel) else "exact_match"
 
     def point(length: int, own: pd.DataFrame) -> Point:
-        failed = tuple(own.status[own.exact_match.isna()].where(lambda status: status.isin([*FAILED]), "nonfinite"))
-        known = own[own.exact_match.notna()]
-        ends = wilson_interval(float(known.exact_match.mean()), int(known.num_items.min())) if len(known) else None
-        return Point(length, tuple(known.exact_match), failed, ends)
+        failed = tuple(own.status[own[name].isna()].where(lambda status: status.isin([*FAILED]), "nonfinite"))
+        known, ends = own[own[name].notna()], None
+        if name == "exact_match" and len(known):
+            ends = wilson_interval(float(known.exact_match.mean()), int(known.num_items.min()))
+        elif intervals := [ends for ends in known.accuracy_interval if ends is not None]:
+            ends = tuple(np.mean(intervals, axis=0).tolist())
+        return Point(length, tuple(known[name]), failed, ends)
 
     curves = []
     for curve in panel.curves:
@@ -135,6 +140,12 @@ def answer_curves(panel: Panel) -> list[Curve]:
         points = tuple(point(int(length), own) for length, own in lengths)
         curves.append(dataclasses.replace(curve, points=points))
     return _order_curves(curves)
+
+
+def hides_tokens(panel: Panel) -> bool:
+    """Tell whether the runs of a task predict hidden tokens, each of which is an answer of its own."""
+    objectives = (settings.get("train.objective") for curve in panel.curves for settings in curve.runs.settings)
+    return {*objectives} == {"masked"}
 
 
 def weight_curves(panel: Panel, name: str) -> list[Curve]:

@@ -12,8 +12,9 @@ from posx.evaluation.answers import Answers
 from posx.evaluation.protocols import run_protocols
 from posx.evaluation.scoring import score_in_batches
 from posx.lab import cross_entropy, interrupts
-from posx.lab.config import EvalConfig, RunConfig
+from posx.lab.config import EvalConfig, RunConfig, TrainConfig
 from posx.lab.data import TaskDataset
+from posx.lab.data.masking import mask_id
 from posx.lab.files.checksums import with_checksum
 from posx.lab.files.rows import result_text
 from posx.lab.model import Model
@@ -21,7 +22,7 @@ from posx.lab.progress import Meter
 from posx.lab.runs.environment import measuring_facts
 from posx.lab.runs.folder import RunFolder
 from posx.lab.runs.mechanism import attention_facts
-from posx.lab.runs.scores import Way, model_scores
+from posx.lab.runs.scores import Way, hidden_scores, model_scores
 from posx.lab.runs.targets import is_answer, stored_rows
 from posx.lab.tasks import Items
 from posx.lab.training.layout import Layout
@@ -42,8 +43,7 @@ def answer_rows(
 
     Arguments are those of `evaluate_run`; `facts` are the fields that all rows of the run have.
     """
-    way = Way(config.executor, config.precision, cross_entropy.score_answers)
-    scores = model_scores(model, params, way, layout, run.train.token_positions)
+    scores = _item_scores(run, config, model, params, dataset, layout)
     how = {"executor": config.executor, "precision": config.precision}
     rows, done = list[dict[str, Any]](), 0
     total = sum(sum(lengths) for _, lengths in run_protocols(config, run.train.length))
@@ -55,7 +55,7 @@ def answer_rows(
                 done += length
                 continue
             meter.update(done, f"{count:,} items of up to {length} tokens")
-            status, result = _score(scores, items.tokens, max(1, config.batch_tokens // length))
+            status, result = _score(scores, items, max(1, config.batch_tokens // length))
             row = Answers(count).make_row(length, one["targets"], items, status, result)
             if config.attention_items and status == "ok":
                 some: Items = jax.tree.map(lambda x: x[: config.attention_items], items)
@@ -72,12 +72,11 @@ def exact_match(run: RunConfig, model: Model, dataset: TaskDataset, layout: Layo
     """Return a function of parameters: the share of the dataset's `stop_items` that they answer right."""
     config = run.train
     items = dataset.stop_items(config.length)
-    way = Way(config.executor, config.precision, cross_entropy.score_answers)
 
     def measure(params: Any) -> float:
-        scores = model_scores(model, params, way, layout, config.token_positions)
+        scores = _item_scores(run, config, model, params, dataset, layout)
         rows = config.batch_size // config.accumulation
-        status, result = _score(scores, items.tokens, rows)
+        status, result = _score(scores, items, rows)
         right = result[1] | ~items.scored[:, 1:] if status == "ok" else np.zeros((1, 1), bool)
         return float(right.all(axis=1).mean())
 
@@ -106,16 +105,28 @@ def _has_weights(row: dict[str, Any], config: EvalConfig) -> bool:
     return not (config.attention_items and is_measured) or row.get("attention_items") == config.attention_items
 
 
-def _score(scores: Callable[[np.ndarray], Any], tokens: Any, batch_size: int) -> tuple[str, Any]:
-    """Return the status and the scores of tokens [n, t + 1]."""
+def _item_scores(
+    run: RunConfig, config: EvalConfig | TrainConfig, model: Model, params: Any, dataset: TaskDataset, layout: Layout
+) -> Callable[..., Any]:
+    """Return the model as a function of tokens and `scored` [b, t + 1] to the scores of the tokens after the first."""
+    way = Way(config.executor, config.precision, cross_entropy.score_answers)
+    scores = model_scores(model, params, way, layout, run.train.token_positions)
+    if run.train.objective == "masked":
+        return hidden_scores(scores, mask_id(dataset.tokenizer.vocab_size))
+    return lambda tokens, _: scores(tokens)
+
+
+def _score(scores: Callable[..., Any], items: Items, batch_size: int) -> tuple[str, Any]:
+    """Return the status and the scores of items."""
 
     def score(batch_size: int) -> list[np.ndarray]:
         batches = []
-        for start in range(0, len(tokens), batch_size):
+        for start in range(0, len(items.tokens), batch_size):
             interrupts.raise_pending()
-            some = tokens[start : start + batch_size]
-            padded = np.pad(some, ((0, batch_size - len(some)), (0, 0)))  # so that one program serves all
-            batches.append([part[: len(some)] for part in scores(padded)])
+            some = [x[start : start + batch_size] for x in items[:2]]
+            count = len(some[0])
+            padded = (np.pad(x, ((0, batch_size - count), (0, 0))) for x in some)  # so that one program serves all
+            batches.append([part[:count] for part in scores(*padded)])
         return [np.concatenate(parts) for parts in zip(*batches, strict=True)]
 
     status, result = score_in_batches(score, batch_size)

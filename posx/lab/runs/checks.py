@@ -19,9 +19,10 @@ from posx.lab.config import SECTIONS, EvalConfig, RunConfig
 from posx.lab.config.mask_texts import mask_text
 from posx.lab.data import Dataset, TaskDataset, TextDataset
 from posx.lab.data.corpus import absolute, is_path
-from posx.lab.positions import Offset, Sequential
+from posx.lab.positions import Offset, Randomised, Sequential
 from posx.lab.progress import size
 from posx.lab.runs.folder import RunFolder
+from posx.lab.tasks import parse_task
 from posx.machine.cores import own_memory
 from posx.machine.platforms import is_on_cpu
 from posx.notices import say
@@ -42,6 +43,13 @@ def check_run(run: RunConfig) -> RunConfig:
 
 
 def _objective_problems(run: RunConfig) -> Iterator[str]:
+    task = parse_task(run.data.task) if run.data.is_task else None
+    if task and task.objective != run.train.objective:
+        made = {"masked": "hidden tokens", "next_token": "next tokens"}[task.objective]
+        yield (
+            f"train.objective={run.train.objective} does not fit data.source={run.data.source}, whose items have "
+            f"{made} to predict. Use --config.train.objective={task.objective}, or another task or text."
+        )
     masks = dict.fromkeys(mask_text(mask) for mask in run.model.masks)
     if run.train.objective == "next_token":
         if "full" in masks:
@@ -50,8 +58,6 @@ def _objective_problems(run: RunConfig) -> Iterator[str]:
                 "Leave it out, or use --config.train.objective=masked."
             )
         return
-    if run.data.is_task:
-        yield f"train.objective=masked needs a text, but data.source={run.data.source} is a task. Name a text."
     if list(masks) != ["full"]:
         yield (
             f"model.mask_policy={','.join(run.model.mask_policy)} hides later tokens, but train.objective=masked "
@@ -92,7 +98,7 @@ def _protocol_problems(run: RunConfig) -> Iterator[str]:
             f"train.stop_check_steps={run.train.stop_check_steps} measures the answers of a task, but data.source="
             f"{run.data.source} is text. Leave it out."
         )
-    if run.eval.attention_items and run.target_kind == "hidden tokens":
+    if run.eval.attention_items and run.train.objective == "masked":
         yield (
             f"eval.attention_items={run.eval.attention_items} reads the attention weights of a model of next tokens, "
             "but train.objective=masked predicts hidden tokens. Leave it out."
@@ -114,16 +120,31 @@ def _length_problems(run: RunConfig) -> Iterator[str]:
             f"train.positions={run.train.positions}: eval.lengths has {longest}, more tokens than it has positions. "
             "Train with a larger longest, or leave the length out."
         )
+    for name, lengths in (("train.length", [run.train.length]), ("eval.lengths", run.eval.lengths)):
+        if problem := next(filter(None, map(run.train.token_positions.policy.length_problem, lengths)), ""):
+            yield f"{name}: train.positions={problem}"
+
+
+_AXES_REMEDY = {
+    1: "Put it on both axes by axial(inner=...), or leave train.positions out.",
+    2: "Use --config.train.positions=grid.",
+}
 
 
 def _encoding_problems(run: RunConfig) -> Iterator[str]:
     layers, policy = dict.fromkeys(zip(run.layers, run.model.masks, strict=True)), run.train.token_positions.policy
     last = policy.last(run.train.length)
     for encoding in dict.fromkeys(run.layers):
+        if encoding.axes not in (0, policy.axes):
+            count = "1 axis" if encoding.axes == 1 else f"{encoding.axes} axes"
+            yield (
+                f"{spec_text(encoding)} reads positions with {count}, but train.positions={policy} gives "
+                f"{policy.axes}. {_AXES_REMEDY.get(encoding.axes, 'Choose another encoding.')}"
+            )
         if encoding.max_position is not None and encoding.max_position < last:
             given = f"windows of train.length={run.train.length} have"
             fix = "Leave its size out, or lower --config.train.length."
-            if policy != Sequential():
+            if isinstance(policy, Offset | Randomised):
                 given, fix = f"train.positions={policy} has", f"Give it a size of {last + 1}, or lower longest."
             yield (
                 f"{spec_text(encoding)} is defined for positions 0 to {encoding.max_position}, but {given} positions 0 "

@@ -18,7 +18,7 @@ from posx.lab.config import RunConfig
 from posx.lab.cross_entropy import LARGEST_LOGITS
 from posx.lab.data import ByteTokenizer, load_tokenizer
 from posx.lab.data.tasks import STOP_ITEMS
-from posx.lab.positions import Sequential
+from posx.lab.positions import Grid, Sequential
 from posx.lab.progress import size
 from posx.lab.tasks import parse_task
 from posx.machine.devices import DATA, MODEL, count_devices, parse_mesh
@@ -139,7 +139,7 @@ class Expected:
 def is_defined(model: Model, length: int) -> bool:
     """Tell whether the model serves windows of `length` tokens."""
     last = model.at_length(length).max_position
-    return last is None or length - 1 <= last
+    return last is None or (Grid().last(length) if model.position_shape else length - 1) <= last
 
 
 def expected_cost(run: RunConfig) -> Expected:

@@ -63,6 +63,9 @@ class Task:
 
     #: The fewest symbols of a question.
     fewest: ClassVar[int] = 1
+    #: The `train.objective` that its items are for. If it is masked, a row is <bos> and `length` symbols, and `scored`
+    #: are the symbols that may be hidden.
+    objective: ClassVar[str] = "next_token"
 
     @property
     def alphabet(self) -> tuple[str, ...]:
@@ -120,6 +123,10 @@ class Task:
         while self.size(n + 1) <= length + 1 and (self.most is None or n < self.most):
             n += 1
         return n
+
+    def length_problem(self, length: int) -> str:
+        """Return what this task has in place of items of `length` tokens, if it has none of them."""
+        return f"no item of {length} tokens. The shortest item needs {self.size(self.fewest) - 1}"
 
     @property
     def vocab_size(self) -> int:

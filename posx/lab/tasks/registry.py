@@ -9,11 +9,12 @@ from posx.lab.tasks.copying import RepeatCopy, SelectiveCopy, Sort, UniqueCopy
 from posx.lab.tasks.counting import Addition, BinaryMajority, Majority, Parity
 from posx.lab.tasks.groups import S5
 from posx.lab.tasks.languages import AaStar, AbStar, ContainsAb, EndsWithA, StartsWithA
+from posx.lab.tasks.pictures import DeadLeaves
 from posx.lab.tasks.recall import FlipFlop, Mqar, Passkey
 
 TASKS: dict[str, type[Task]] = {snake_case(cls): cls for cls in (
     BinaryMajority, Majority, Sort, UniqueCopy, RepeatCopy, Parity, Addition, FlipFlop, Mqar, Passkey, SelectiveCopy,
-    AaStar, AbStar, StartsWithA, EndsWithA, ContainsAb, S5,
+    AaStar, AbStar, StartsWithA, EndsWithA, ContainsAb, S5, DeadLeaves,
 )}  # fmt: skip
 
 
