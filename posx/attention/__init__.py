@@ -1,6 +1,6 @@
 """Attention under an encoding."""
 
-from posx.attention.arguments import Slots, host_array
+from posx.attention.arguments import Slots, drop_axes, host_array
 from posx.attention.attend import EXECUTORS, attend, attention_weights, batch_features, choose_executor, token_map
 from posx.attention.fused import refusal
 from posx.attention.history import with_previous_tokens
@@ -11,6 +11,6 @@ from posx.lazy import module_getter
 __getattr__ = module_getter(__name__)
 
 __all__ = [
-    "EXECUTORS", "Mask", "Slots", "attend", "attention_weights", "batch_features", "causal", "choose_executor", "full",
-    "host_array", "kernel_refusal", "refusal", "token_map", "window", "with_previous_tokens",
+    "EXECUTORS", "Mask", "Slots", "attend", "attention_weights", "batch_features", "causal", "choose_executor",
+    "drop_axes", "full", "host_array", "kernel_refusal", "refusal", "token_map", "window", "with_previous_tokens",
 ]  # fmt: skip

@@ -104,26 +104,30 @@ def host_array(
     of_token: the shape of one token's entry, see `position_shape`. Raises ValueError for another shape, and for a type
     that is none of `kinds`.
     """
-    forms = " or ".join(f"[{', '.join(map(str, (*axes, *of_token)))}]" for axes in ("t", "bt"))
     if not isinstance(given, Known):
-        raise ValueError(f"{name} is no array: give {forms} of {' or '.join(kinds)}.")
+        raise ValueError(f"{name} is no array: give {_forms(of_token)} of {' or '.join(kinds)}.")
     if given.dtype == np.bool_:
         remedy = f"Write np.where({name}, order, -1)." if name.endswith("idx") else f"If it is a mask: {MASKS}"
         raise ValueError(f"{name} is bool: it must be {' or '.join(kinds)}. {remedy}")
-    if given.shape not in [(*batch, tokens[1], *of_token) for batch in ((), (1,), tokens[:1])]:
+    one = (tokens[1], *of_token)
+    if given.shape not in (one, (1, *one), (tokens[0], *one)):
         n = len(of_token) and of_token[0]
         axes = f" and the encoding reads positions with {n} axes" if n else ""
         equal = n and given.shape[-1] == tokens[1]
         remedy = f" If all axes are equal, write np.stack([{name}] * {n}, axis=-1)." if equal else ""
         raise ValueError(
             f"{name} has shape {given.shape}, but vectors [b, t, h, d] have {tokens[1]} tokens{axes}: give "
-            f"{forms}.{remedy}"
+            f"{_forms(of_token)}.{remedy}"
         )
     if given.dtype.name not in kinds:
         kind = kinds[-1] if jnp.issubdtype(given.dtype, jnp.floating) else kinds[0]
         raise ValueError(f"{name} is {given.dtype}: it must be {' or '.join(kinds)}. Write {name}.astype(np.{kind}).")
     is_known = not isinstance(given, jax.core.Tracer) and getattr(given, "is_fully_addressable", True)
     return np.asarray(given) if is_known else given
+
+
+def _forms(of_token: tuple[int, ...]) -> str:
+    return " or ".join(f"[{', '.join(map(str, (*axes, *of_token)))}]" for axes in ("t", "bt"))
 
 
 def both_sides(
@@ -196,9 +200,10 @@ def drop_axes(pos: Any, tokens: tuple[int, ...] = ()) -> Any:
 def with_batch(encoding: Encoding, slots: Slots) -> Slots:
     """Return slots whose arrays all have an axis of the batch, b or 1."""
     pos, idx, segment = slots
-    pos = drop_axes(pos) if not encoding.axes else pos
-    pos = jnp.asarray(pos if pos.ndim == 2 + len(position_shape(encoding)) else pos[None])
-    return Slots(pos, *(None if x is None else jnp.atleast_2d(x) for x in (idx, segment)))
+    pos = pos if encoding.axes else drop_axes(pos)
+    pos = jnp.asarray(pos if pos.ndim == 2 + (encoding.axes > 1) else pos[None])
+    idx, segment = jax.tree.map(jnp.atleast_2d, (idx, segment))
+    return Slots(pos, idx, segment)
 
 
 def _fill_positions(pos: Known, idx: Known) -> Known:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from posx.attention import Mask, Slots, attend, attention_weights, host_array, sharding
+from posx.attention import Mask, Slots, attend, attention_weights, drop_axes, host_array, sharding
 from posx.attention.accelerators import round_operands
 from posx.attention.cache import Cache, Layer, advance, empty_layer, remember, revise_keys, tokens_first
 from posx.contract import Dims, Encoding, at_least_float32, tabulate_terms
@@ -209,7 +209,11 @@ class Decoder(Component):
         of_token = model.position_shape
         if call.slots.pos is None and not of_token:  # known while the program is traced
             call = call._replace(slots=call.slots._replace(pos=sequential(tokens.shape[1])))
-        host_array("pos", call.slots.pos, tokens.shape, ("int32", "float32"), of_token)
+        pos = call.slots.pos
+        if not any(encoding.axes for encoding in model.encodings):  # then positions of any number of axes are given
+            pos = drop_axes(pos, tokens.shape)
+            call = call._replace(slots=call.slots._replace(pos=pos))
+        host_array("pos", pos, tokens.shape, ("int32", "float32"), of_token)
         for name in ("idx", "segment"):
             if (given := getattr(call.slots, name)) is not None:
                 host_array(name, given, tokens.shape)

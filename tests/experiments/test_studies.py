@@ -95,6 +95,8 @@ def test_answers_to_the_tasks():
     cells, others = load("tasks", "cells"), load("tasks", "rates")
     assert bodies("tasks")[0] == of_markdown(tasks.table(tasks.read_cells(cells)))
     assert bodies("tasks")[1] == of_markdown(tasks.rates([*cells, *others]))
+    published = tomllib.loads(tasks.GATES.read_text())["gate"]
+    assert bodies("tasks")[2] == of_markdown(tasks.gates(load("tasks"), published))
 
 
 def test_hidden_tokens_of_encoders():
