@@ -3,7 +3,7 @@
     posx sweep --config pictures_cpu --workdir runs/pictures_cpu
 
 The model of `tasks_cpu` as an encoder of the task `dead_leaves`, at positions (row, column). Six ways to encode them.
-Hardware and time: 2 CPU cores, about 40 minutes by `--dry_run`, not measured yet. The same command resumes.
+Hardware and time: 2 CPU cores, about 45 minutes. The same command resumes.
 Expect and read: experiments/pictures.
 """
 

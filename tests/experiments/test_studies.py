@@ -14,6 +14,7 @@ from experiments import tables
 from experiments.encoders import encoders
 from experiments.intervals import coverage, unpaired, verdicts
 from experiments.leaderboard import leaderboard
+from experiments.pictures import pictures
 from experiments.recipe import recipe
 from experiments.tables import SLIDING, Seeds, by_setting, load, perplexities
 from experiments.tasks import tasks
@@ -104,6 +105,10 @@ def test_hidden_tokens_of_encoders():
     assert bodies("encoders")[0] == of_markdown(encoders.table(cells))
     assert bodies("encoders")[2] == list(map(list, encoders.claims(cells, causal)))
     assert bodies("encoders")[3] == of_markdown(encoders.rates([*cells, *others]))
+
+
+def test_hidden_patches_of_pictures():
+    assert bodies("pictures")[0] == of_markdown(pictures.table(load("pictures")))
 
 
 def test_rates_changed_the_study():
