@@ -117,10 +117,11 @@ class LayerResult(NamedTuple):
     gradients: Floats
 
 
-def add_axes(encoding: Encoding, pos: np.ndarray) -> np.ndarray:
+def add_axes(encoding: Encoding, pos: Any) -> Any:
     """Return positions [..., t] with as many axes as the encoding reads. All but the first one rise and fall."""
     further = [(2 * axis + 1) * pos % (10 + axis) for axis in range(1, encoding.axes)]
-    return np.stack([pos, *further], axis=-1) if further else pos
+    xp: Any = np if isinstance(pos, np.ndarray) else jnp
+    return xp.stack([pos, *further], axis=-1) if further else pos
 
 
 def where_tokens(tokens: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ from numpy.testing import assert_allclose
 import posx
 from posx.attention import kernel_refusal
 from posx.attention.kernel import kernel
+from posx.conformance.subject import add_axes
 from posx.contract import abstract_params, distance_terms
 from posx.contract.shapes import tile_shapes
 from posx.encodings import Alibi, Chain, Rope, Shaw, Xpos
@@ -33,7 +34,7 @@ small_blocks = functools.partial(kernel, block=16)
 REFUSED = (
     "transformer_xl", "deberta", "deberta-release", "deberta-log", "deberta-p2c", "self_extend", "self_extend-rerope",
     "dual_chunk", "dual_chunk-half", "cope", "cope-unscaled", "dape", "dape-kerple", "dape-rope", "dape-v2",
-    "dape-fire", "inkling", "path", "fire",
+    "dape-fire", "inkling", "path", "fire", "axial-alibi",
 )  # fmt: skip
 SERVED = [case for case in CASES if case not in REFUSED]
 #: One for each term of the formula, and each kind of mask.
@@ -71,9 +72,8 @@ def run(encoding, params, executor, mask=posx.causal(), dtype="float32", segment
     @jax.jit
     def gradients(params, q, k, v, x):
         def loss(params, q, k, v, x):
-            slots = [
-                posx.Slots(POS[:length] + ahead, segment=segment) for ahead in (offset and 9 + offset, offset and 9)
-            ]
+            own = add_axes(encoding, POS[:length])
+            slots = [posx.Slots(own + ahead, segment=segment) for ahead in (offset and 9 + offset, offset and 9)]
             o = posx.attend(encoding, params, q, k, v, *slots[: 1 + bool(offset)], x=x, mask=mask, executor=executor)
             return jnp.sum(o.astype(jnp.float32) * cotangent), o
 
@@ -205,7 +205,7 @@ def lowered_gradients(encoding, dtype, length):
     sides = [shape_of(B, length, number, DIMS.head_dim, dtype=dtype) for number in heads]
 
     def loss(params, q, k, v, x):
-        pos = np.arange(length, dtype=np.int32)
+        pos = add_axes(encoding, np.arange(length, dtype=np.int32))
         return jnp.sum(posx.attend(encoding, params, q, k, v, pos, x=x, executor="kernel").astype(jnp.float32))
 
     with trace_platform("cuda"), gpu():

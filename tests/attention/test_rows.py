@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import posx
 from posx.attention import batch_features, with_previous_tokens
 from posx.attention.blockwise import Tiling, blockwise
+from posx.conformance.subject import add_axes
 from posx.contract import acting_hooks, distance_terms
 from tests.encodings.cases import APART, CASES, STRUCTURAL, params_of, project, projections, tokens
 
@@ -73,6 +74,7 @@ def test_a_row_does_not_depend_on_the_others(case, executor):
     for name, other in OTHERS.items():
         rows = {"x": X[0], **FIRST}, {"x": X[1], **FIRST, **other}
         given = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+        given["pos"] = add_axes(encoding, given["pos"])
         found[name] = jax.device_get(answers(encoding, params_of(encoding), **given, executor=executor))
     by_distance = acting_hooks(encoding, ("decay",)) or distance_terms(encoding, params_of(encoding)).keys() - {"bias"}
     for name, outputs in found.items():

@@ -8,6 +8,7 @@ from numpy.testing import assert_allclose
 
 import posx
 from golden import reference
+from posx.conformance.subject import add_axes
 from posx.encodings import encoding_name
 from posx.machine.platforms import is_on_cpu
 from tests.encodings.cases import CASES, DIMS, layer, params_of, projections, reference_layer, reference_of, tokens
@@ -59,7 +60,7 @@ def test_bfloat16_vectors_stay_close_to_float64(case):
     causal = np.tril(np.ones((T, T), bool))
     attend = jax.jit(lambda params, pos: posx.attend(encoding, params, q, k, v, pos, x=x))
     for largest in (32_768, 131_072):
-        pos = positions(largest)
+        pos = add_axes(encoding, positions(largest))
         o = attend(params, pos)
         assert o.dtype == jnp.bfloat16
         for n, p in enumerate(pos):
