@@ -11,6 +11,7 @@ from posx.encodings import frequencies
 from posx.encodings.frequencies import FrequencyRule
 from posx.encodings.rope import Rope
 from posx.errors import ConfigError, nearest
+from posx.notices import say
 
 _ORIGINAL = "original_max_position_embeddings"
 _SHARE = "partial_rotary_factor"
@@ -38,11 +39,8 @@ _TYPES: dict[str, tuple[type[FrequencyRule], dict[str, str]]] = {
 }
 
 
-#: The remedy for a key that posx does not read.
-_HINTS = {
-    "mrope_section": " The tokens of a text have equal numbers on all axes, so RoPE is exact for them. To read a model "
-    "of texts, remove the key. For images build mrope(sections=...).",
-}
+#: The keys of M-RoPE. It is RoPE for the tokens of a text, whose numbers are equal on all axes.
+_SECTIONS = ("mrope_section", "mrope_interleaved")
 
 #: Fields that a dictionary may leave out, if they have their defaults.
 _OPTIONAL = ("truncate", "mscale", "mscale_all_dim")
@@ -106,10 +104,13 @@ def read_rope(parameters: Mapping[str, Any], head_dim: int, max_positions: int) 
         given.setdefault("factor", max(factor, 1.0) if kind == "longrope" else factor)
     else:
         given.pop(_ORIGINAL, None)
-    if extra := sorted(given.keys() - set(keys.values())):
-        raise ConfigError(
-            f"rope_type={kind!r} has the key {extra[0]!r}, which posx does not know.{_HINTS.get(extra[0], '')}"
+    if sections := [name for name in _SECTIONS if given.pop(name, None)]:
+        say(
+            f"{sections[0]} is read as rope, which is exact for texts: their tokens have equal positions on all axes. "
+            "For images build mrope(sections=...)."
         )
+    if extra := sorted(given.keys() - set(keys.values())):
+        raise ConfigError(f"rope_type={kind!r} has the key {extra[0]!r}, which posx does not know.")
     if kind != "proportional":
         for field in {"factor", "low_freq_factor", "high_freq_factor"} & keys.keys():
             _require_key(given, keys[field])

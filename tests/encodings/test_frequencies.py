@@ -365,13 +365,19 @@ def test_older_and_nested_dictionaries_are_read():
     [
         (sizes({"rope_type": "linaer", "factor": 2}), "rope_type='linaer' is unknown. Did you mean 'linear'"),
         (sizes({"rope_type": "linear"}), "no 'factor'"),
-        (sizes({"rope_type": "default", "mrope_section": [1, 2]}), "key 'mrope_section'.* RoPE is exact for"),
+        (sizes({"rope_type": "default", "sections": [1, 2]}), "key 'sections', which posx does not know"),
         ({"hidden_size": 64}, "no 'num_attention_heads'"),
     ],
 )
 def test_dictionaries_that_do_not_fit_are_refused(config, problem):
     with pytest.raises(ConfigError, match=problem):
         layer_ropes(config)
+
+
+def test_sections_of_a_text_are_rope_with_a_notice(capsys):
+    config = sizes({"rope_type": "default", "mrope_section": [1, 2], "mrope_interleaved": True})
+    assert layer_ropes(config) == layer_ropes(sizes({"rope_type": "default"}))
+    assert "mrope_section is read as rope, which is exact for texts" in "".join(capsys.readouterr())
 
 
 def test_rules_that_hugging_face_lacks_are_not_written():
