@@ -200,7 +200,7 @@ def drop_axes(pos: Any, tokens: tuple[int, ...] = ()) -> Any:
 def with_batch(encoding: Encoding, slots: Slots) -> Slots:
     """Return slots whose arrays all have an axis of the batch, b or 1."""
     pos, idx, segment = slots
-    pos = pos if encoding.axes else drop_axes(pos)
+    pos = pos if encoding.axes or pos.ndim < 3 else drop_axes(pos)
     pos = jnp.asarray(pos if pos.ndim == 2 + (encoding.axes > 1) else pos[None])
     idx, segment = jax.tree.map(jnp.atleast_2d, (idx, segment))
     return Slots(pos, idx, segment)
