@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention.arguments import Slots
+from posx.attention.arguments import Slots, drop_axes
 from posx.attention.blockwise import blockwise
 from posx.attention.decay import run_in_one_block
 from posx.attention.masks import Mask
@@ -163,14 +163,14 @@ def _whole_blocks(side: Block, read: tuple[Any, Any], block: int) -> Block:
     token's, for which the score is finite.
     """
     tokens, (pos, idx, segment), padding = side.tokens, side.slots, -side.slots.idx.shape[1] % block
-    pos = pos[..., 0] if pos.ndim == 3 else pos  # no hook that the kernel serves reads axes
+    pos = drop_axes(pos)  # no hook that the kernel serves reads axes
 
     def vectors(x: jax.Array) -> jax.Array:
         x = x.swapaxes(1, 2)
         return _widen(jnp.pad(x, ((0, 0), (0, padding), (0, 0), (0, 0))) if padding else x)
 
     def numbers(x: jax.Array, **how: Any) -> jax.Array:
-        return jnp.pad(x, [(0, padding if n == 1 else 0) for n in range(x.ndim)], **how) if padding else x
+        return jnp.pad(x, ((0, 0), (0, padding)), **how) if padding else x
 
     vectors_read = jax.tree.map(vectors, Tokens(tokens.mapped, tokens.values))
     token_bias = None

@@ -135,7 +135,7 @@ def checked(bench, case, names):
     return [row for name in names if (row := calls.check(name, dataclasses.asdict(case)))]
 
 
-#: Of the same hooks, but a wider map, or vectors by distance.
+#: Encodings that act on these hooks, but widen vectors or return vectors by distance.
 APART = ("tupe", "pope", "shaw", "transformer_xl", "deberta")
 #: The others of JAX take maps of q and k as wide as v, logit scales by position, and biases.
 SIMPLE = {"embed", "query", "key", "by_distance", "bias", "logit_scale"}
