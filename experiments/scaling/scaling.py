@@ -1,0 +1,310 @@
+"""The tables, the claims and the figure of the study of sizes.
+
+    python -m experiments.tables collect runs/scaling/rates rates > experiments/scaling/runs.jsonl
+    python -m experiments.tables collect runs/scaling/64x64 64x64 4096 >> experiments/scaling/runs.jsonl
+    python -m experiments.scaling.scaling rates
+    python -m experiments.scaling.scaling table
+    python -m experiments.scaling.scaling orders
+    python -m experiments.scaling.scaling slopes
+    python -m experiments.scaling.scaling claims
+    python -m experiments.scaling.scaling figure
+
+A part of the data file is a cell of the study, named WIDTHxL. Other parts are `rates` and cells of another text or
+tokenizer, with its name behind: `64x64-stdlib`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.tables import HERE, Run, Seeds, by_part, by_setting, cell, load, markdown
+
+FACTORS = (2, 4, 8)
+DRAWS = 10_000
+#: Encodings whose R_4 differs by less are level, by more failing. See the claims.
+LEVEL, FAILING, RISEN = 1.02, 1.5, 1.10
+#: Two encodings differ if their perplexities at L, or their R_4, differ by this share at both sizes.
+APART = {1: 0.02, 4: 0.10}
+#: Tau holds if its whole interval is above this.
+HOLDS = 0.6
+REFERENCE = "rope"
+
+Array = np.ndarray
+
+
+class Cell(NamedTuple):
+    """One width and one training length.
+
+    encodings: of the runs, in the order of the first dimension below.
+    values: perplexity by [encoding, seed, factor], factors 1, 2, 4, 8; nan if there is no loss.
+    params: the mean number of parameters.
+    """
+
+    width: int
+    train_len: int
+    encodings: tuple[str, ...]
+    values: Array
+    params: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.width}, L = {self.train_len}"
+
+
+def read_cells(runs: Sequence[Run]) -> list[Cell]:
+    """Return the cells of the first text, by training length and width. Only seeds that all encodings have count."""
+    cells = []
+    for part, members in by_part(runs).items():
+        if not (found := re.fullmatch(r"(\d+)x(\d+)", part)):
+            continue
+        common = set.intersection(*({run["seed"] for run in each} for each in by_setting(members).values()))
+        members = [run for run in members if run["seed"] in common]
+        settings = by_setting(members)
+        values = np.full((len(settings), len(common), 1 + len(FACTORS)), np.nan)
+        for line, each in enumerate(settings.values()):
+            seeds = Seeds(each)
+            for column, factor in enumerate((1, *FACTORS)):
+                if len(found_here := seeds.values("ppl", factor)) == len(common):
+                    values[line, :, column] = found_here
+        width, length = map(int, found.groups())
+        cells.append(Cell(width, length, tuple(settings), values, fmean(run["num_params"] for run in members)))
+    return sorted(cells, key=lambda cell: (cell.train_len, cell.width))
+
+
+def score(values: Array, factor: int) -> Array:
+    """Return the number that orders encodings at `factor` L: ln PPL at L, or ln R_k beyond it, as means over seeds.
+
+    Args:
+      values: perplexities [..., encoding, seed, factor].
+      factor: 1, 2, 4 or 8.
+    """
+    logs = np.log(values)
+    return (logs[..., 0] if factor == 1 else logs[..., 1 + FACTORS.index(factor)] - logs[..., 0]).mean(axis=-1)
+
+
+def kendall(one: Array, other: Array) -> Array:
+    """Return Kendall's tau of two lists [..., encoding] of numbers without ties; what is nan in one is left out."""
+    first, second = np.triu_indices(one.shape[-1], 1)
+    agree = np.sign(one[..., first] - one[..., second]) * np.sign(other[..., first] - other[..., second])
+    return np.nanmean(agree, axis=-1)
+
+
+def draws(cell: Cell) -> Array:
+    """Return a cell's perplexities [draw, encoding, seed, factor]. A draw is of seeds, the same for all encodings."""
+    random = np.random.default_rng([cell.width, cell.train_len])
+    count = cell.values.shape[1]
+    return cell.values[:, random.integers(count, size=(DRAWS, count))].swapaxes(0, 1)
+
+
+def single_seeds(cell: Cell, factor: int) -> Array:
+    """Return the scores [seed, encoding] of each seed alone."""
+    return score(cell.values[:, :, None].swapaxes(0, 1), factor)
+
+
+def tau(one: Cell, other: Cell, factor: int) -> tuple[float, float, float]:
+    """Return tau between the orders of two cells, and the ends of its 95 % interval over seeds."""
+    drawn = kendall(score(draws(one), factor), score(draws(other), factor))
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return float(kendall(score(one.values, factor), score(other.values, factor))), float(low), float(high)
+
+
+def tau_of_single_seeds(one: Cell, other: Cell, factor: int) -> float:
+    """Return the mean tau between the order of one seed of each cell, over all pairs of different runs."""
+    first, second = single_seeds(one, factor), single_seeds(other, factor)
+    pairs = itertools.product(first, second) if one is not other else itertools.combinations(first, 2)
+    return fmean(float(kendall(a, b)) for a, b in pairs)
+
+
+def swaps(one: Cell, other: Cell, factor: int) -> list[str]:
+    """Return the pairs of encodings that differ by more than `APART` at both cells and change places."""
+    first, second, least = score(one.values, factor), score(other.values, factor), math.log1p(APART[factor])
+    found = []
+    for a, b in itertools.combinations(range(len(one.encodings)), 2):
+        here, there = first[a] - first[b], second[a] - second[b]
+        if here * there < 0 and min(abs(here), abs(there)) > least:
+            found.append(f"`{one.encodings[a]}` and `{one.encodings[b]}`")
+    return found
+
+
+def table(cells: Sequence[Cell]) -> str:
+    """Return perplexity at L, R_4 and R_8 of each encoding and cell as Markdown, by the last cell's perplexity."""
+    head, columns = ["encoding"], dict[str, list[str]]()
+    order = np.argsort(score(cells[-1].values, 1))
+    for name in (cells[-1].encodings[place] for place in order):
+        columns[name] = []
+    for one in cells:
+        head += [f"{one.name}: PPL at L", "R_4", "R_8"]
+        for name, line in zip(one.encodings, one.values, strict=True):
+            near = line[:, 0]
+            columns[name] += [cell(near), *(cell(line[:, 1 + FACTORS.index(k)] / near) for k in (4, 8))]
+    return markdown(head, ([f"`{name}`", *texts] for name, texts in columns.items()))
+
+
+def pairs_of(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:
+    """Yield the pairs of cells that differ in one of width and training length."""
+    for one, other in itertools.combinations(cells, 2):
+        if (one.width == other.width) != (one.train_len == other.train_len):
+            yield one, other
+
+
+def orders(cells: Sequence[Cell]) -> str:
+    """Return tau between the orders of each two cells at L and of R_4, beside that of single seeds, as Markdown."""
+    body = []
+    for one, other in pairs_of(cells):
+        for factor, what in ((1, "PPL at L"), (4, "R_4")):
+            middle, low, high = tau(one, other, factor)
+            within = ", ".join(f"{tau_of_single_seeds(each, each, factor):.2f}" for each in (one, other))
+            body.append([
+                f"{one.name} and {other.name}", what, f"{middle:.2f} ({low:.2f} to {high:.2f})",
+                f"{tau_of_single_seeds(one, other, factor):.2f}", within,
+                "; ".join(swaps(one, other, factor)) or "none",
+            ])  # fmt: skip
+    return markdown(
+        ["cells", "order of", "tau", "tau of single seeds", "in each cell", "pairs that are apart and change places"],
+        body,
+    )
+
+
+def slope(cells: Sequence[Cell], values: Sequence[Array]) -> Array:
+    """Return the slope of ln R_4 over ln parameters of each encoding, by least squares.
+
+    values: of each cell, perplexities [..., encoding, seed, factor].
+    """
+    sizes = np.log([one.params for one in cells])
+    sizes -= sizes.mean()
+    return np.tensordot(sizes / (sizes**2).sum(), np.stack([score(each, 4) for each in values]), axes=1)
+
+
+def slopes(cells: Sequence[Cell]) -> str:
+    """Return the slope of ln R_4 over ln parameters of each encoding at L = 64, with its interval, as Markdown."""
+    cells = [one for one in cells if one.train_len == 64]
+    drawn = slope(cells, [draws(one) for one in cells])
+    low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
+    body = [
+        [f"`{name}`", *(f"{math.exp(score(one.values, 4)[place]):.3f}" for one in cells),
+         f"{middle:+.3f} ({low[place]:+.3f} to {high[place]:+.3f})"]
+        for place, (name, middle) in enumerate(
+            zip(cells[0].encodings, slope(cells, [one.values for one in cells]), strict=True))
+    ]  # fmt: skip
+    return markdown(["encoding", *(f"R_4 at width {one.width}" for one in cells), "slope of ln R_4"], body)
+
+
+def rates(runs: Sequence[Run]) -> str:
+    """Return perplexity at L by encoding and learning rate, over that at the middle rate, as Markdown."""
+    found: dict[str, dict[float, float]] = {}
+    for run in runs:
+        (value,) = Seeds([run]).values("ppl")
+        found.setdefault(run["encoding"], {})[run["settings"]["train.learning_rate"]] = value
+    columns = sorted({rate for by_rate in found.values() for rate in by_rate})
+    middle = columns[len(columns) // 2]
+    body = []
+    for name, by_rate in found.items():
+        texts = (f"{by_rate[rate]:.3f} ({by_rate[rate] / by_rate[middle] - 1:+.1%})" for rate in columns)
+        body.append([f"`{name}`", *texts])
+    return markdown(["encoding", *(f"{rate:g}" for rate in columns)], body)
+
+
+class Claim(NamedTuple):
+    """A claim of the page between two cells: what was measured, and the verdict."""
+
+    text: str
+    cells: str
+    here: str
+    verdict: str
+
+
+def claims(cells: Sequence[Cell]) -> Iterator[Claim]:
+    """Yield the claims in the order of the page."""
+    found = {(one.width, one.train_len): one for one in cells}
+
+    def pair(text: str, one: tuple[int, int], other: tuple[int, int], factor: int) -> Claim:
+        places = f"{one[0]} x {one[1]}, {other[0]} x {other[1]}"
+        if one not in found or other not in found:
+            return Claim(text, places, "-", "not run")
+        changed = swaps(found[one], found[other], factor)
+        middle, low, high = tau(found[one], found[other], factor)
+        verdict = "refuted" if changed else "confirmed" if low > HOLDS else "open"
+        return Claim(text, places, f"tau {middle:.2f} ({low:.2f} to {high:.2f})", verdict)
+
+    for text, factor in (("the order at L holds", 1), ("the order beyond L holds", 4)):
+        for one, other in ((64, 128), (128, 256), (64, 256)):
+            yield pair(text, (one, 64), (other, 64), factor)
+    for text, is_meant, is_kept, is_refuted in (
+        ("who is level stays level", lambda r: r < LEVEL, lambda r: r < LEVEL, lambda r: r > RISEN),
+        ("who fails stays failing", lambda r: r > FAILING, lambda r: r > FAILING, lambda r: r < RISEN),
+    ):
+        if (64, 64) not in found or (256, 64) not in found:
+            yield Claim(text, "64 x 64, 256 x 64", "-", "not run")
+            continue
+        small, large = (np.exp(score(found[width, 64].values, 4)) for width in (64, 256))
+        meant = large[is_meant(small)]
+        if not meant.size:
+            yield Claim(text, "64 x 64, 256 x 64", "no encoding", "open")
+            continue
+        verdict = "refuted" if is_refuted(meant).any() else "confirmed" if is_kept(meant).all() else "open"
+        here = f"{len(meant)} encodings, R_4 {meant.min():.3f} to {meant.max():.3f}"
+        yield Claim(text, "64 x 64, 256 x 64", here, verdict)
+    for width in (64, 128, 256):
+        yield pair("longer training lengths keep the order", (width, 64), (width, 256), 1)
+
+
+def figure(cells: Sequence[Cell], path: Path) -> None:
+    """Draw perplexity at L over RoPE's, and R_4, against the number of parameters, each seed as a point."""
+    import matplotlib.pyplot as plt
+
+    cells = [one for one in cells if one.train_len == 64]
+    names = cells[-1].encodings
+    drawn, axes = plt.subplots(1, 2, figsize=(12, 5), layout="constrained")
+    sizes = [one.params for one in cells]
+    for axis, factor in zip(axes, (1, 4), strict=True):
+        for number, name in enumerate(names):
+            lines = []
+            for one in cells:
+                logs = np.log(one.values)
+                of = one.encodings.index(name)
+                base = logs[one.encodings.index(REFERENCE), :, 0] if factor == 1 else logs[of, :, 0]
+                lines.append(np.exp(logs[of, :, 0 if factor == 1 else 1 + FACTORS.index(factor)] - base))
+            color = f"C{number % 10}"
+            axis.plot(sizes, [each.mean() for each in lines], "-" if number < 10 else "--", color=color, label=name)
+            for size, each in zip(sizes, lines, strict=True):
+                axis.plot([size] * len(each), each, "o", markersize=3, color=color)
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        axis.set_xlabel("parameters")
+        axis.grid(alpha=0.3, which="both")
+    axes[0].set(ylabel="perplexity / RoPE's", title="at L = 64 bytes")
+    axes[1].set(ylabel="R_4", title="beyond L: R_4 = PPL(4 L) / PPL(L)")
+    drawn.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
+    drawn.savefig(path, dpi=120)
+
+
+def main(words: Sequence[str]) -> None:
+    """Run the command that the first word names."""
+    match words:
+        case ["rates"]:
+            print(rates(load("scaling", "rates")))
+        case ["table"]:
+            print(table(read_cells(load("scaling"))))
+        case ["orders"]:
+            print(orders(read_cells(load("scaling"))))
+        case ["slopes"]:
+            print(slopes(read_cells(load("scaling"))))
+        case ["claims"]:
+            print(markdown(["claim", "cells", "here", "verdict"], claims(read_cells(load("scaling")))))
+        case ["figure"]:
+            figure(read_cells(load("scaling")), HERE / "scaling" / "scaling.png")
+        case _:
+            raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,61 @@
+"""The statistic of the study of sizes, on constructed cells."""
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from experiments.scaling.scaling import Cell, claims, kendall, slope, swaps, tau, tau_of_single_seeds
+
+NAMES = tuple(f"e{number}" for number in range(12))
+
+
+def cell(at_length, ratios, width=64, train_len=64, noise=0.0, seeds=3):
+    """A cell with these perplexities at L and these R_4, with noise of a standard deviation over seeds."""
+    near = np.asarray(at_length, float)[:, None] * np.exp(
+        noise * np.random.default_rng(width).normal(size=(len(at_length), seeds))
+    )
+    values = np.stack([near, near, near * np.asarray(ratios, float)[:, None], near], axis=-1)
+    return Cell(width, train_len, NAMES[: len(at_length)], values, 12 * 4 * width**2)
+
+
+def test_tau_is_that_of_scipy():
+    one, other = np.random.default_rng(0).normal(size=(2, 50, 9))
+    expected = [scipy.stats.kendalltau(a, b).statistic for a, b in zip(one, other, strict=True)]
+    np.testing.assert_allclose(kendall(one, other), expected)
+    other[0, 2] = np.nan
+    kept = np.arange(9) != 2
+    assert kendall(one[0], other[0]) == pytest.approx(scipy.stats.kendalltau(one[0, kept], other[0, kept]).statistic)
+
+
+def test_equal_orders_are_confirmed_and_a_clear_swap_refutes():
+    levels, ratios = 4 * 1.03 ** np.arange(12), 1.3 ** np.arange(12)
+    small = cell(levels, ratios, noise=0.003)
+    large = cell(levels / 1.2, ratios**0.5, width=128, noise=0.003)
+    verdicts = [claim.verdict for claim in claims([small, large])]
+    assert (verdicts[0], verdicts[3]) == ("confirmed", "confirmed") and set(verdicts[1:3]) == {"not run"}
+    swapped = cell(levels[[1, 0, *range(2, 12)]], ratios, width=128, noise=0.003)
+    assert swaps(small, swapped, 1) == ["`e0` and `e1`"] and not swaps(small, swapped, 4)
+    assert next(claims([small, swapped])).verdict == "refuted"
+
+
+def test_encodings_that_differ_by_less_than_the_noise_confirm_nothing():
+    """Their order is chance: tau over seeds of one cell is as low as that over sizes."""
+    alike = np.full(12, 4.0)
+    small, large = (cell(alike, np.ones(12), width=width, noise=0.005) for width in (64, 128))
+    middle, low, _ = tau(small, large, 1)
+    assert next(claims([small, large])).verdict == "open" and low < 0.4 and abs(middle) < 0.6
+    assert abs(tau_of_single_seeds(small, small, 1)) < 0.4
+
+
+def test_the_slope_is_that_of_a_line_through_the_sizes():
+    widths, powers = (64, 128, 256), np.linspace(-0.2, 0.3, 12)
+    cells = [cell(np.full(12, 4.0), (12.0 * 4 * width**2) ** powers, width=width) for width in widths]
+    np.testing.assert_allclose(slope(cells, [one.values for one in cells]), powers)
+
+
+def test_levels_of_the_largest_width():
+    ratios = np.array([1.0, 1.01, 2.0, 3.0])
+    small = cell(np.arange(4, 8), ratios)
+    kept, risen = (cell(np.arange(4, 8), r, width=256) for r in (ratios, [1.0, 1.2, 2.0, 1.05]))
+    assert [claim.verdict for claim in claims([small, kept])][6:8] == ["confirmed", "confirmed"]
+    assert [claim.verdict for claim in claims([small, risen])][6:8] == ["refuted", "refuted"]
