@@ -38,7 +38,7 @@ def test_equal_orders_are_confirmed_and_a_clear_swap_refutes():
     assert next(claims([small, swapped])).verdict == "refuted"
 
 
-def test_encodings_that_differ_by_less_than_the_noise_confirm_nothing():
+def test_differences_below_the_noise_confirm_nothing():
     """Their order is chance: tau over seeds of one cell is as low as that over sizes."""
     alike = np.full(12, 4.0)
     small, large = (cell(alike, np.ones(12), width=width, noise=0.005) for width in (64, 128))
