@@ -77,8 +77,14 @@ def slots(kind):
     return np.concatenate([empty, pos]), np.concatenate([empty - 1, np.arange(n)]), segment, first
 
 
-def image(pos):
-    """Return positions (time, height, width) of two words, an image of 2 x 2 patches, and the words after it."""
+def along_axes(pos, axes):
+    """Return positions with two or three axes.
+
+    Two are the row and column of a patch, in rows of three. Three are (time, height, width) of two words, an image of
+    2 x 2 patches, and the words after it.
+    """
+    if axes == 2:
+        return np.stack(np.divmod(pos, 3), axis=-1)
     patches = [(2, 2, 2), (2, 2, 3), (2, 3, 2), (2, 3, 3)]
     return np.array([(p, p, p) if p < 2 else patches[p - 2] if p < 6 else (p - 2,) * 3 for p in pos.tolist()])
 
@@ -93,7 +99,7 @@ def inputs(name, kind):
     empty, key_heads = idx < 0, family.heads // (2 if kind == "grouped" else 1)
     case = {"mask": mask, "q_idx": idx[first:], "k_idx": idx, "q_segment": segment[first:], "k_segment": segment}
     case["visible"] = visible(*(case[key] for key in ("q_idx", "k_idx", "q_segment", "k_segment")), mask)
-    pos = image(pos) if name == "mrope" else pos
+    pos = pos if family.axes == 1 else along_axes(pos, family.axes)
     case |= {"q_pos": pos[first:], "k_pos": pos}
     shapes = {
         "x": (MODEL_DIM,),

@@ -1,7 +1,7 @@
 """The encodings with vectors: a name, its settings, the source of its formula, and the learned arrays of its cases."""
 
 from golden import families_content, families_rotary
-from golden.family import CONTENT, FAR, HEAD_DIM, MODEL_DIM, NUM_HEADS, Family, value
+from golden.family import CONTENT, FAR, HEAD_DIM, MODEL_DIM, NUM_HEADS, TEXT, Family, value
 
 
 def alibi(heads):
@@ -94,6 +94,37 @@ FAMILIES = {
         without=(*FAR, "grouped"),
     ),
     **{f"alibi_{heads}": alibi(heads) for heads in (4, 6, 8, 12)},
+    "axial_alibi": Family(
+        value("axial", inner=value("alibi", num_heads=NUM_HEADS), num_axes=2),
+        "s_ij = q_i . k_j / sqrt(d) - slope_h (|row_i - row_j| + |column_i - column_j|), with slopes 1/16 and 1/256.",
+        "Press, Smith and Lewis 2022, arXiv 2108.12409, section 3, on each axis",
+        "the distance of one axis; the Euclidean distance",
+        "CROMA's ALiBi of images has Euclidean distances.",
+        without=TEXT,
+        axes=2,
+    ),
+    "axial_sinusoidal": Family(
+        value("axial", inner=sinusoidal("concatenated", "2c/m").encoding, num_axes=2),
+        "As sinusoidal_concatenated in each half of the channels, with the exponent 2c/m and the m of a half. The first "
+        "half reads the row of a position, the second the column.",
+        "He et al. 2022, arXiv 2111.06377 (MAE), `get_2d_sincos_pos_embed`",
+        "one position for both halves; frequencies of the whole width",
+        "MAE's first half has the column.",
+        reads="x",
+        without=(*TEXT, *EMBEDDED[2:4]),
+        axes=2,
+    ),
+    "axial_learned": Family(
+        value("axial", inner=value("learned", num_positions=4, beyond="error"), num_axes=2),
+        "outputs = x + [table_0[row], table_1[column]], half of the channels each.",
+        "Dosovitskiy et al. 2021, arXiv 2010.11929, appendix D.4",
+        "one table for both axes",
+        "Released vision transformers have a table of all patches.",
+        {"0.table": (4, MODEL_DIM // 2), "1.table": (4, MODEL_DIM // 2)},
+        reads="x",
+        without=(*TEXT, *EMBEDDED[2:4]),
+        axes=2,
+    ),
     "t5": t5("later keys not in bucket 0; edges of the logarithmic buckets"),
     "t5_bidirectional": t5("sides exchanged; edges of the logarithmic buckets", bidirectional=True),
     "shaw": Family(

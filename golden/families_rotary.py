@@ -1,6 +1,6 @@
 """The families of RoPE, of the rules for its frequencies, and of other encodings that rotate."""
 
-from golden.family import CONTENT, HEAD_DIM, MODEL_DIM, NUM_HEADS, Family, value
+from golden.family import CONTENT, HEAD_DIM, MODEL_DIM, NUM_HEADS, TEXT, Family, value
 
 SU = "Su et al. 2021, arXiv 2104.09864, equations 15 and 34"
 PENG, HF = "Peng et al. 2023, arXiv 2309.00071", "of Hugging Face transformers"
@@ -151,7 +151,17 @@ FAMILIES = {
         "Qwen2-VL, Wang et al. 2024, arXiv 2409.12191, section 2.1",
         "one position for all three; sections in another order",
         "Qwen3-VL interleaves the sections.",
-        without=("left_padding", "padded_step", "window", "window_sinks", "packed", *CONTENT),
+        without=(*TEXT, "both_sides"),
+        axes=3,
+    ),
+    "axial_rope": Family(
+        value("axial", inner=value("rope", **ROPE.fields | {"base": 100.0, "rotary_dim": HEAD_DIM // 2}), num_axes=2),
+        "As rope in each half of the head. The first half reads the row of a position, the second the column.",
+        "Heo et al. 2024, arXiv 2403.13298, section 3.2",
+        "one position for both halves; the halves swapped",
+        "Released vision transformers pair neighbouring channels.",
+        without=TEXT,
+        axes=2,
     ),
     "xpos": Family(
         value("xpos", rope=ROPE, scale_base=8.0),

@@ -10,6 +10,8 @@ HEAD_DIM, MODEL_DIM, NUM_HEADS = 8, 16, 2
 #: Kinds of case with far positions, and all about positions, for encodings that read none.
 FAR = ("offset_4096", "offset_2_24", "far")
 CONTENT = (*FAR, "both_sides")
+#: Kinds of case whose positions have no form along several axes.
+TEXT = (*FAR, "left_padding", "padded_step", "packed", "window", "window_sinks")
 
 
 def value(name, **fields):
@@ -45,6 +47,7 @@ class Family:
       head_dim: the channels of a head.
       without: kinds of case that this family lacks.
       bidirectional: whether queries see later keys, in all cases without a window.
+      axes: the numbers of a position.
     """
 
     encoding: Any
@@ -61,6 +64,7 @@ class Family:
     head_dim: int = HEAD_DIM
     without: tuple[str, ...] = ("both_sides",)
     bidirectional: bool = False
+    axes: int = 1
 
 
 def draw(family, rng):

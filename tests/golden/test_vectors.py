@@ -95,8 +95,7 @@ def test_the_page_shows_what_its_code_gives(block, computed, tmp_path, monkeypat
 def test_every_encoding_and_rule_has_vectors_with_a_source():
     encodings = {family.encoding.name for family in FAMILIES.values()}
     rules = {family.encoding.frequencies.name for family in FAMILIES.values() if family.encoding.name == "rope"}
-    # `axial` puts the vectors of another encoding on each axis.
-    assert encodings | {"axial"} == set(posx.ENCODINGS) and rules == set(RULES)
+    assert encodings == set(posx.ENCODINGS) and rules == set(RULES)
     for name, family in FAMILIES.items():
         doc = posx.ENCODINGS[family.encoding.name].__doc__
         assert family.source and family.catches
