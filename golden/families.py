@@ -105,8 +105,8 @@ FAMILIES = {
     ),
     "axial_sinusoidal": Family(
         value("axial", inner=sinusoidal("concatenated", "2c/m").encoding, num_axes=2),
-        "As sinusoidal_concatenated in each half of the channels, with the exponent 2c/m and the m of a half. The first "
-        "half reads the row of a position, the second the column.",
+        "As sinusoidal_concatenated in each half of the channels, with the exponent 2c/m and the m of a half. The "
+        "first half reads the row of a position, the second the column.",
         "He et al. 2022, arXiv 2111.06377 (MAE), `get_2d_sincos_pos_embed`",
         "one position for both halves; frequencies of the whole width",
         "MAE's first half has the column.",
