@@ -3,9 +3,9 @@
     posx sweep --config encoders_cpu --workdir runs/encoders_cpu --config.data.source=PATH/TO/novels
     posx sweep --config encoders_cpu:rates --workdir runs/encoders_rates --config.data.source=PATH/TO/novels
 
-The model of `tasks_cpu` on the text of `novels_cpu`. `:rates` trains three of the encodings at half and twice the
+The model of `tasks_cpu` on the text of `novels_cpu`. `:rates` trains five of the encodings at half and twice the
 learning rate. Each encoding has its own multiplier (`Encoding.about.lr_multiplier`), which was found for causal models.
-Hardware and time: 2 CPU cores, about an hour; `:rates` ten minutes.
+Hardware and time: 2 CPU cores, about an hour; `:rates` twenty minutes.
 Expect and read: experiments/encoders.
 """
 
@@ -37,7 +37,7 @@ def get_config(arg: str = ""):
     config.sweep.train_lens = (64,)
     config.sweep.seeds = (0, 1, 2)
     if arg == "rates":
-        config.sweep.encodings = ("learned", "tupe", "rope")
+        config.sweep.encodings = ("learned", "tupe", "rope", *WITH_BUCKETS)
         config.sweep.axes = {"train.learning_rate": (2e-3, 8e-3)}
         config.sweep.seeds = (0,)
     return config.lock()

@@ -16,7 +16,7 @@ import numpy as np
 from posx.errors import ConfigError
 from posx.evaluation.base import Protocol, Row
 from posx.evaluation.settings import EvalConfig
-from posx.evaluation.statistics import stored_perplexity
+from posx.evaluation.statistics import BLOCK_ITEMS, stored_perplexity
 from posx.evaluation.targets import Targets
 
 #: The 97.5 % point of the normal distribution.
@@ -68,7 +68,7 @@ class Answers(Protocol):
             "protocol": self.name, "eval_len": length, "status": status, "max_targets": self.num_targets,
             "num_targets": int(scored.sum()), "num_windows": len(tokens), "num_items": len(tokens),
             "targets": name, "nll": None, "ppl": None, "exact_match": None,
-            "exact_match_interval": None, "accuracy": None, "accuracy_interval": None,
+            "exact_match_interval": None, "block_wrong": None, "accuracy": None, "accuracy_interval": None,
             "distance_edges": None, "distance_accuracy": None, "distance_targets": None,
         }  # fmt: skip
         if status != "ok":
@@ -80,12 +80,14 @@ class Answers(Protocol):
 def _results(log_probs: np.ndarray, best: np.ndarray, scored: np.ndarray) -> Row:
     counts, right = scored.sum(axis=1), (best & scored).sum(axis=1)
     nll = -float(log_probs[scored].sum(dtype=np.float64)) / int(counts.sum())
-    whole = int((right == counts).sum())
+    wrong = right < counts
+    whole = int((~wrong).sum())
     return {
         "nll": nll,
         "ppl": stored_perplexity(nll),
         "exact_match": whole / len(counts),
         "exact_match_interval": wilson_interval(whole / len(counts), len(counts)),
+        "block_wrong": np.add.reduceat(wrong.astype(int), np.arange(0, len(wrong), BLOCK_ITEMS)).tolist(),
         "accuracy": int(right.sum()) / int(counts.sum()),
         "accuracy_interval": _interval_of_items(right, counts),
     }

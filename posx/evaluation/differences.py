@@ -1,8 +1,9 @@
 """Differences between runs of several seeds, with 95 % intervals, p-values and verdicts over text and over seeds.
 
 A difference is of mean losses on the same targets, so exp of it is a ratio of perplexities (of geometric means over
-seeds). Two sources of chance are kept apart: another text of the kind, and other seeds. Over text alone it is a fact
-about these checkpoints. Over both it is one about the method, for a new training on new text. An interval holds for one
+seeds). On a task it is of the shares of wrong answers to the same items, which stand in place of losses and of text.
+Two sources of chance are kept apart: another text of the kind, and other seeds. Over text alone it is a fact about
+these checkpoints. Over both it is one about the method, for a new training on new text. An interval holds for one
 comparison: a family of them needs a correction, see `judge`.
 """
 
@@ -18,12 +19,15 @@ import numpy as np
 
 from posx.errors import ConfigError
 from posx.evaluation.statistics import (
+    BLOCK_ITEMS,
     COSINES,
+    LEAST_BLOCKS,
     T_QUANTILE,
     check_pair,
     check_rises,
     few_places,
     half_width,
+    is_of_answers,
     no_interval,
     perplexity,
     row_blocks,
@@ -31,7 +35,7 @@ from posx.evaluation.statistics import (
 
 #: Intervals miss, and verdicts are wrong, with this probability at most.
 SIGNIFICANCE = 0.05
-#: Differences of mean losses up to this, in nats a token, are rounding: of float32 and of the stored sums.
+#: Differences of means up to this, in nats a token, are rounding: of float32 and of the stored sums.
 ROUNDING = 1e-6
 #: Smaller p-values are 0: scipy's quantiles are NaN from 1e-200 on.
 LEAST_P = 1e-50
@@ -42,7 +46,8 @@ FEWEST_SEEDS = 5
 BETTER, WORSE, NOT_SEPARATED, NO_INTERVAL = "better", "worse", "not separated", "no interval"
 
 _Row = Mapping[str, Any]
-#: The loss of a run in nats a token, and its sums over blocks [n] in nats.
+#: The loss of a run in nats a token, and its sums over blocks [n] in nats. On a task: the share of wrong answers, and
+#: their number in each block.
 _Loss = tuple[float, np.ndarray]
 
 
@@ -61,12 +66,22 @@ class Difference(NamedTuple):
       text: the error over text, None if the text is too short.
       seeds: the errors over seeds: one for all pairs, or one for each side. None are there if a side has a single run.
       no_interval: why `text` is None, "" if it is not.
+      of_answers: whether it is of shares of wrong answers, in place of nats a token.
     """
 
     mean: float
     text: StandardError | None
     seeds: tuple[StandardError, ...]
     no_interval: str
+    of_answers: bool = False
+
+    def effect(self, half: float = 0.0) -> tuple[float, float]:
+        """Return what is shown of it, as ends that lie `half` to both sides of the mean.
+
+        It is the ratio of perplexities, exp of the difference, or the difference of the shares of right answers.
+        """
+        ends = self.mean - half, self.mean + half
+        return (-ends[1], -ends[0]) if self.of_answers else (perplexity(ends[0]), perplexity(ends[1]))
 
     @property
     def num_seeds(self) -> int:
@@ -125,7 +140,7 @@ class Verdict(NamedTuple):
     """The answer to one question on a difference.
 
     Attributes:
-      low, high: the ends of the 95 % interval of the ratio of perplexities, exp of the difference. None without one.
+      low, high: the ends of the 95 % interval of `Difference.effect`. None without one.
       p: of this comparison alone, None without an interval.
       adjusted_p: of it among the `family`, None if it is not of the family.
       family: the number of comparisons of the call that answer this question. Equal losses do not.
@@ -143,6 +158,7 @@ class Verdict(NamedTuple):
 def loss_difference(ours: Sequence[_Row], theirs: Sequence[_Row], paired: bool = False) -> Difference:
     """Return the mean loss of `ours` less that of `theirs`, rows of several seeds of two runs on the same targets.
 
+    For answers to a task it is the share of wrong ones, of the same items.
     The interval over text is of the paired losses of blocks. That over seeds is Student's t of the differences by seed
     if `paired`. Otherwise each side has its own t, and the squares of their half widths add.
 
@@ -198,7 +214,7 @@ def _rise(far: _Loss, near: _Loss) -> _Loss:
 
 
 def _losses(row: _Row) -> _Loss:
-    return row["nll"], row_blocks(row)[0]
+    return (1 - row["exact_match"] if is_of_answers(row) else row["nll"]), row_blocks(row)[0]
 
 
 def _difference(ours: Sequence[_Loss], theirs: Sequence[_Loss], rows: Sequence[_Row], paired: bool) -> Difference:
@@ -209,14 +225,32 @@ def _difference(ours: Sequence[_Loss], theirs: Sequence[_Loss], rows: Sequence[_
     mean, gap = statistics.fmean(seeds[0]) - statistics.fmean(seeds[1]), blocks[0] - blocks[1]
     if paired:
         seeds = [[a - b for a, b in zip(*seeds, strict=True)]]
+    errors = errors_over_seeds(*seeds)
+    if is_of_answers(rows[0]):
+        least, items = LEAST_BLOCKS * BLOCK_ITEMS, int(counts.sum())
+        reason = f"too few items ({items} of at least {least})" if items < least else ""
+        return Difference(mean, None if reason else error_over_items(gap, items), errors, reason, of_answers=True)
     reason = few_places(*rows) or no_interval(gap, counts)
-    return Difference(mean, None if reason else error_over_text(gap, counts), errors_over_seeds(*seeds), reason)
+    return Difference(mean, None if reason else error_over_text(gap, counts), errors, reason)
 
 
 def error_over_text(sums: np.ndarray, counts: np.ndarray) -> StandardError | None:
     """Return the standard error of a mean over text, of sums [n] over blocks of `counts` targets; None if too short."""
     half = half_width(sums, counts)
     return None if half is None else StandardError(half / T_QUANTILE, COSINES)
+
+
+def error_over_items(wrong: np.ndarray, items: int) -> StandardError:
+    """Return the standard error of a difference of shares over items, which are independent of each other.
+
+    One item on which the two disagree is added, half of it for either. So a few such items give no verdict.
+
+    Source: Agresti and Min 2005 (Statistics in Medicine 24), section 3: 1/2 added to each count of pairs.
+
+    wrong: [n], wrong answers of one less those of the other in each block.
+    """
+    freedom = len(wrong) - 1
+    return StandardError(math.sqrt(float(np.var(wrong, ddof=1)) * len(wrong) + 1) / items, freedom)
 
 
 def errors_over_seeds(*groups: Sequence[float]) -> tuple[StandardError, ...]:
@@ -281,7 +315,7 @@ def _verdicts(differences: Sequence[Difference], fewest: int) -> list[Verdict]:
     adjusted = dict(zip(able, holm(list(able.values())), strict=True))
     made = []
     for n, one in enumerate(differences):
-        low, high = (perplexity(one.mean + end) if math.isfinite(end) else None for end in (-one.half, one.half))
+        low, high = one.effect(one.half) if math.isfinite(one.half) else (None, None)
         if one.num_seeds < fewest:
             word = f"too few seeds ({one.num_seeds})"
         elif chances[n] is None:

@@ -17,6 +17,8 @@ from posx.errors import ConfigError
 
 #: Targets in a block of the stored sums, the same everywhere, so that any two rows of the same targets can be paired.
 BLOCK_LEN = 256
+#: Items of a task in a block of the stored counts of wrong answers.
+BLOCK_ITEMS = 16
 #: The number of slowest cosines of the series, whose mean square is its long-run variance. It is small because
 #: correlations may be long.
 COSINES = 8
@@ -187,10 +189,22 @@ def block_sums(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.add.reduceat(values.astype(np.float64), starts), np.minimum(BLOCK_LEN, len(values) - starts)
 
 
+def is_of_answers(row: _Row) -> bool:
+    """Return whether a row is judged by its wrong answers to a task. Any other is judged by its losses on a text."""
+    return row.get("block_wrong") is not None
+
+
 def row_blocks(row: _Row) -> tuple[np.ndarray, np.ndarray]:
-    """Return sums (nats) and counts of a row's blocks, in the order of the text."""
-    sums, block = np.asarray(row["block_nll"], np.float64), row["block_len"]
-    return sums, np.minimum(block, row["num_targets"] - block * np.arange(len(sums)))
+    """Return sums and counts of a row's blocks, in the order of the text or the items.
+
+    They are losses in nats and targets, or wrong answers and items.
+    """
+    wrong = is_of_answers(row)
+    name, block, total = (
+        ("wrong", BLOCK_ITEMS, row["num_items"]) if wrong else ("nll", row["block_len"], row["num_targets"])
+    )
+    sums = np.asarray(row[f"block_{name}"], np.float64)
+    return sums, np.minimum(block, total - block * np.arange(len(sums)))
 
 
 def mean_blocks(rows: Sequence[_Row]) -> tuple[np.ndarray, np.ndarray]:
@@ -206,10 +220,10 @@ def targets_key(row: _Row) -> tuple[Any, Any]:
 
 
 def check_pair(*rows: _Row) -> None:
-    """Raise ConfigError unless all rows have losses, of the same targets, summed over the same blocks."""
+    """Raise ConfigError unless all rows have losses or answers, of the same targets, summed over the same blocks."""
     names = [f"{row.get('run_id', 'a row')} ({row.get('protocol')} at {row.get('eval_len')})" for row in rows]
     for name, row in zip(names, rows, strict=True):
-        if not row.get("block_nll"):
+        if not row.get("block_nll") and not is_of_answers(row):
             raise ConfigError(f"{name} has no losses to pair: its status is {row.get('status')}.")
         if targets_key(row) != targets_key(rows[0]):
             raise ConfigError(

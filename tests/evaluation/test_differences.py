@@ -167,3 +167,28 @@ def test_intervals_over_text_and_seeds_cover():
     found = study.of_seeds(3, "normal", "equal", 500, np.random.default_rng(0))
     assert all(0.92 <= found[name] <= 0.97 for name in ("seeds", "text"))
     assert all(0.94 <= found[name] for name in ("both", "R_k", "unpaired"))
+
+
+def answers(right):
+    wrong = np.add.reduceat((~right).astype(int), np.arange(0, len(right), 16)).tolist()
+    return {"targets": "t", "num_items": len(right), "exact_match": right.mean(), "block_wrong": wrong}
+
+
+def test_one_pair_of_answers_has_the_interval_of_agresti_and_min():
+    """On one item in each block, where the variance over blocks is that over items but for n / (n - 1)."""
+    ours, theirs = np.ones(2000, bool), np.ones(2000, bool)
+    ours[16 * np.arange(4)], theirs[16 * np.arange(4, 30)] = False, False
+    found = loss_difference([answers(ours)], [answers(theirs)])
+    assert found.mean == pytest.approx((4 - 26) / 2000)
+    spread = (30 - 22**2 / 125) * 125 / 124
+    assert found.text.size == pytest.approx(math.sqrt(spread + 1) / 2000, rel=1e-12) and found.text.freedom == 124
+    low, high = found.effect(found.half)
+    assert low < 22 / 2000 < high and found.effect() == pytest.approx((22 / 2000, 22 / 2000))
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.998])
+def test_equal_models_of_a_task_are_seldom_separated(share):
+    random = np.random.default_rng(0)
+    right = random.random((2, 400, 2000)) < share
+    pairs = [loss_difference([answers(one)], [answers(other)]) for one, other in zip(*right, strict=True)]
+    assert np.mean([abs(one.mean) > one.half for one in pairs]) < 0.075

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from posx.errors import ConfigError, WorkdirError
-from posx.evaluation.answers import Answers
 from posx.evaluation.differences import FEWEST_SEEDS, NOT_SEPARATED, SIGNIFICANCE, Verdict
 from posx.evaluation.protocols import protocol_class
 from posx.lab.commands import work_folders
@@ -33,6 +32,7 @@ from posx.parsing import split_items, to_type
 
 #: The columns of a table of verdicts, and whether they have words.
 HEAD = ("tokens", "ratio", "over text", "p, Holm", "these checkpoints", "text and seeds", "p, Holm", "the method", "")
+HEAD_OF_ANSWERS = tuple({"ratio": "right"}.get(word, word.replace("text", "items")) for word in HEAD)
 WORDS = (False, False, False, False, True, False, False, True, True)
 
 
@@ -46,11 +46,6 @@ def run_compare(values: dict[str, Any], _: None) -> None:
     stored = table[(table.left_out == "") & (table.protocol != PER_POSITION)]
     if (stored.status == "diverged").all():
         raise WorkdirError(f"{_join(folders)}: no run has results. Measure them with posx evaluate.")
-    if (stored.protocol == Answers.name).all():
-        raise ConfigError(
-            f"{_join(folders)}: posx compare judges losses on text, but these runs answer a task. Use posx table: it "
-            "shows right answers with intervals."
-        )
     curves = curves_of_runs(list_runs(stored))
     names = [curve.label for curve in curves]
     if len(curves) < 2:
@@ -64,7 +59,7 @@ def run_compare(values: dict[str, Any], _: None) -> None:
         if others:
             flags = " ".join(f"--{name}={values[name]}" for name in ("lengths", "protocol") if values[name])
             raise ConfigError(f"{flags}: no two runs were measured there. Leave it out to see what they measured.")
-    if all(one.ratio is None for one in judged):
+    if all(one.effect is None for one in judged):
         why = reasons[0] if reasons else judged[0].reason
         how = "Evaluate all with one command, on one text, at the same lengths."
         if why.endswith(FAILED["diverged"]):
@@ -125,8 +120,14 @@ def _lines(judged: Sequence[Comparison], names: Sequence[str]) -> Iterator[str]:
 def _footer(judged: Sequence[Comparison]) -> Iterator[str]:
     """Yield how to read the tables."""
     families = [verdict.family for verdict in _verdicts(judged[0])]
-    yield "Ratios below 1 favour the first. Each 95 % interval is of one comparison alone."
-    yield "These checkpoints: these trained weights on other text of this kind. The method: new seeds on other text."
+    for of_answers in sorted({one.place.of_answers for one in judged}):
+        favoured = "Differences of right answers above 0" if of_answers else "Ratios below 1"
+        sample = "items of the task" if of_answers else "text of this kind"
+        yield f"{favoured} favour the first. Each 95 % interval is of one comparison alone."
+        yield (
+            f"These checkpoints: these trained weights on other {sample}. The method: new seeds on other "
+            f"{sample.partition(' ')[0]}."
+        )
     if any(families):
         counts = "{} of these checkpoints, {} of the method".format(*families)
         yield f"Verdicts follow from p after Holm's correction for all comparisons of the column: {counts}."
@@ -152,24 +153,27 @@ def _table(lines: Sequence[Comparison], names: Sequence[str]) -> Iterator[str]:
     trained = "" if len(set(first.train_lens)) == 1 else " (trained at {} and {} tokens)".format(*first.train_lens)
     place, compared = first.place, "{} and {} runs, unpaired".format(*first.seeds)
     rule = TITLES.get(place.protocol, place.protocol) + (f", stride {place.stride}" if place.stride else "")
-    targets = f"{first.num_targets:,} targets, " if first.num_targets else ""
-    targets += f"text {first.text[:12]}, " if first.text else ""
+    unit = "items" if place.of_answers else "targets"
+    targets = f"{first.num_targets:,} {unit}, " if first.num_targets else ""
+    targets += f"{'task' if place.of_answers else 'text'} {first.text[:12]}, " if first.text else ""
     if first.pairing == BY_SEED:
         compared = f"{first.seeds[0]} pair{'s' * (first.seeds[0] > 1)} of equal seeds"
     yield f"{one} against {other}{trained}: {rule}, {targets}{compared}"
-    yield from (f"  {line}" for line in align_columns([HEAD, *map(_cells, lines)], WORDS))
+    head = HEAD_OF_ANSWERS if place.of_answers else HEAD
+    yield from (f"  {line}" for line in align_columns([head, *map(_cells, lines)], WORDS))
     yield ""
 
 
 def _cells(one: Comparison) -> list[str]:
-    """Return the cells of a comparison: its ratio, each verdict with its interval and p, and why there is none."""
+    """Return the cells of a comparison: its effect, each verdict with its interval and p, and why there is none."""
     ends = [end for verdict in _verdicts(one) for end in (verdict.low, verdict.high)]
-    digits = _digits([one.ratio, *ends])
-    cells = [f"{one.place.eval_len:,}" if one.place.k is None else f"R_{one.place.k:g}", _ratio_text(one.ratio, digits)]
+    digits = _digits([one.effect, *ends])
+    text, dash = (_share_text, " to ") if one.place.of_answers else (_ratio_text, "-")
+    cells = [f"{one.place.eval_len:,}" if one.place.k is None else f"R_{one.place.k:g}", text(one.effect, digits)]
     for verdict in _verdicts(one):
-        low, high = (_ratio_text(end, digits) for end in (verdict.low, verdict.high))
+        low, high = (text(end, digits) for end in (verdict.low, verdict.high))
         cells += [
-            "-" if verdict.low is None else f"{low}-{high}",
+            "-" if verdict.low is None else f"{low}{dash}{high}",
             "-" if verdict.adjusted_p is None else p_text(verdict.adjusted_p),
             verdict.word,
         ]
@@ -180,6 +184,11 @@ def _ratio_text(ratio: float | None, digits: int) -> str:
     if ratio is None:
         return "-"
     return f"{ratio:.{digits}f}" if ratio >= 0.001 else f"{ratio:.3e}"
+
+
+def _share_text(difference: float | None, _: int) -> str:
+    """Return a difference of shares with four decimals, which hold one item of 2,000."""
+    return "-" if difference is None else f"{difference:+.4f}"
 
 
 def _digits(values: Iterable[float | None]) -> int:

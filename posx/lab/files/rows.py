@@ -27,6 +27,7 @@ WEIGHTS = (
 #: The fields that hold numbers.
 SCORES = (
     "nll", "ppl", "bpb", "nll_interval", "block_nll", "position_nll", "exact_match", "accuracy", "exact_match_interval",
+    "block_wrong",
     "accuracy_interval", "distance_accuracy", *WEIGHTS,
 )  # fmt: skip
 #: Stored sums are rounded: those of blocks by this many nats at most, means by position by this many.
@@ -226,6 +227,9 @@ def _answers(row: Mapping[str, Any]) -> Iterator[str]:
         elif ends is not None and not ends[0] <= share <= ends[1]:
             yield f"{name} is {_short(share)}, outside its interval of {ends}"
     whole, items, targets = row.get("exact_match"), row.get("num_items"), row.get("num_targets")
+    blocks = row.get("block_wrong")
+    if blocks is not None and items and whole is not None and abs(sum(blocks) - (1 - whole) * items) > 1e-6 * items:
+        yield f"block_wrong has {sum(blocks)} wrong items, but exact_match leaves {(1 - whole) * items:.0f} wrong"
     if whole is not None and row.get("accuracy") is not None and items and targets:
         wrong_items, wrong_targets = (1 - whole) * items, (1 - row["accuracy"]) * targets
         if wrong_targets < wrong_items - 1e-3:
@@ -303,7 +307,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
         _or_none(lambda value: number(value) is not None),
     ),
     **dict.fromkeys(
-        ("block_nll", "position_edges", "position_targets", "distance_edges", "distance_targets"),
+        ("block_nll", "block_wrong", "position_edges", "position_targets", "distance_edges", "distance_targets"),
         _or_none(_are_numbers),
     ),
     **dict.fromkeys(

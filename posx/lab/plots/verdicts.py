@@ -1,4 +1,6 @@
-"""Comparisons of pairs of curves: the ratio of their perplexities or R_k on the same targets, and two verdicts on it.
+"""Comparisons of pairs of curves on the same targets, and two verdicts on each.
+
+They are of the ratio of perplexities or of R_k, or of the difference of the shares of right answers to a task.
 
 One verdict is on these checkpoints, the other on the method (`posx.evaluation.judge`). The words, the JSON and the
 report all show one `Comparison`, so that they cannot disagree.
@@ -12,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from posx.evaluation.answers import Answers
 from posx.evaluation.differences import (
     FEWEST_SEEDS,
     ROUNDING,
@@ -24,7 +27,7 @@ from posx.evaluation.differences import (
     rise_difference,
 )
 from posx.evaluation.protocols import PROTOCOLS
-from posx.evaluation.statistics import perplexity, row_blocks, targets_key
+from posx.evaluation.statistics import is_of_answers, row_blocks, targets_key
 from posx.lab.plots.captions import other_tokens
 from posx.lab.plots.groups import Curve
 from posx.lab.results.columns import FAILED, finite_perplexity, plain_rows
@@ -39,6 +42,7 @@ IMPORTED, NO_SEEDS = "None", "no seeds (imported)"
 _COMPARED = [
     "run", "run_id", "hash", "seed", "protocol", "eval_len", "stride", "status", "tokenizer", "data_digest", "nll",
     "ppl", "targets", "block_len", "block_nll", "num_targets", "max_targets", "num_stretches", "num_documents",
+    "num_items", "exact_match", "block_wrong",
 ]  # fmt: skip
 
 
@@ -49,7 +53,7 @@ class Place(NamedTuple):
       protocol: its name.
       stride: tokens, None if it follows from the window.
       eval_len: the window in tokens; k L if k is given.
-      k: windows in training lengths if R_k = PPL(kL) / PPL(L) is compared, None for perplexity.
+      k: windows in training lengths if R_k = PPL(kL) / PPL(L) is compared, None for perplexity and answers.
     """
 
     protocol: str
@@ -57,9 +61,18 @@ class Place(NamedTuple):
     eval_len: int
     k: float | None = None
 
+    @property
+    def of_answers(self) -> bool:
+        """Whether right answers to a task are compared, in place of losses."""
+        return self.protocol == Answers.name
+
+    @property
+    def measure(self) -> str:
+        return "exact_match" if self.of_answers else "ppl" if self.k is None else "R_k"
+
 
 class Comparison(NamedTuple):
-    """Two curves at one place: the ratio of their perplexities (or of their R_k), and two verdicts on it.
+    """Two curves at one place: how they differ, and two verdicts on it.
 
     Attributes:
       pair: the numbers of the two curves.
@@ -67,9 +80,9 @@ class Comparison(NamedTuple):
       train_lens: the training length of each curve, in tokens.
       seeds: how many runs of each curve are compared.
       pairing: how these runs are paired.
-      num_targets: scored tokens.
+      num_targets: scored tokens, or items of a task.
       text: the digest of the scored text.
-      ratio: None if there is none.
+      effect: the ratio of perplexities or of R_k, or the difference of the shares of right answers; None without one.
       over_seeds: the part of the interval for other seeds on this text, None if a curve has a single run.
       checkpoints: whether these trained weights differ on other text of this kind.
       method: whether new seeds differ on other text of this kind.
@@ -83,7 +96,7 @@ class Comparison(NamedTuple):
     pairing: str
     num_targets: int | None
     text: str | None
-    ratio: float | None
+    effect: float | None
     over_seeds: tuple[float, float] | None
     checkpoints: Verdict
     method: Verdict
@@ -93,9 +106,8 @@ class Comparison(NamedTuple):
         """Return the comparison as plain JSON. names: those of the curves."""
         facts = self._asdict()
         (one, other), place = facts.pop("pair"), facts.pop("place")
-        measure = "ppl" if place.k is None else "R_k"
         verdicts = {"checkpoints": self.checkpoints._asdict(), "method": self.method._asdict()}
-        values = {"one": names[one], "other": names[other], "measure": measure} | place._asdict()
+        values = {"one": names[one], "other": names[other], "measure": place.measure} | place._asdict()
         return values | facts | verdicts
 
 
@@ -220,7 +232,7 @@ def _places(sides: _Sides) -> list[Place]:
     places = [Place(*place) for place in there[0] & there[1]]
     train_len = sides.runs[0][0].train_len
     for protocol, stride, k in rises[0] & rises[1]:
-        if k > 1 and (protocol, stride, 1) in rises[0] & rises[1]:
+        if k > 1 and (protocol, stride, 1) in rises[0] & rises[1] and protocol != Answers.name:
             places.append(Place(protocol, stride, round(k * train_len), k))
     return sorted(places, key=lambda place: (place.protocol, place.stride or 0, place.k or 0, place.eval_len))
 
@@ -255,7 +267,9 @@ def _unlike(rows: Sequence[Mapping[str, Any]]) -> str:
         return "scored other targets than most runs"
     if any(row.get("status") == "apart" for row in rows) or len(scored) > 1:
         return "scored other targets"
-    return "" if all(row.get("block_nll") or row["ppl"] is None for row in rows) else "store no losses of blocks"
+    if all(row.get("block_nll") or is_of_answers(row) or row["ppl"] is None for row in rows):
+        return ""
+    return "store no losses or answers of blocks"
 
 
 def _problem(row: _Row) -> str:
@@ -299,24 +313,18 @@ def _difference(place: Place, sides: _Sides, pairs: Sequence[Sequence[Sequence[_
 
 def _comparison(pair: _Pair, checkpoints: Verdict, method: Verdict) -> Comparison:
     """Return a comparison with its verdicts."""
-    targets, text = (
-        next((row[key] for row in pair.rows if row.get(key)), None) for key in ("num_targets", "data_digest")
-    )
+    count = "num_items" if pair.place.of_answers else "num_targets"
+    targets, text = (next((row[key] for row in pair.rows if row.get(key)), None) for key in (count, "data_digest"))
     (ours, theirs), difference = pair.sides.runs, pair.difference
-    known = not math.isnan(difference.mean)
+    known, over_seeds = not math.isnan(difference.mean), difference.over_seeds
     if any(run.seed == IMPORTED for run in (*ours, *theirs)):
         method = method._replace(word=NO_SEEDS)
     return Comparison(
         pair.numbers, pair.place, (ours[0].train_len, theirs[0].train_len), (len(ours), len(theirs)),
-        pair.sides.pairing, targets, text, perplexity(difference.mean) if known else None,
-        _ends(difference.mean, difference.over_seeds) if known else None, checkpoints, method,
+        pair.sides.pairing, targets, text, difference.effect()[0] if known else None,
+        difference.effect(over_seeds) if known and over_seeds is not None else None, checkpoints, method,
         difference.no_interval or _equal(difference),
     )  # fmt: skip
-
-
-def _ends(mean: float, half: float | None) -> tuple[float, float] | None:
-    """Return the ends of an interval of a ratio, from nats."""
-    return None if half is None else (perplexity(mean - half), perplexity(mean + half))
 
 
 def _equal(difference: Difference) -> str:
@@ -332,11 +340,19 @@ def _equal(difference: Difference) -> str:
 def _copies(sides: _Sides, pairs: Sequence[Sequence[Sequence[Mapping[str, Any]]]]) -> str:
     """Return that two seeds of a curve have equal losses, as one run and its copy have, else an empty string."""
     for label, runs, side in zip(sides.labels, sides.runs, pairs, strict=True):
-        losses = [(run.seed, row_blocks(row)[0] / row["block_len"]) for run, (row, *_) in zip(runs, side, strict=True)]
-        for (seed, ours), (other, theirs) in itertools.combinations(losses, 2):
-            if np.max(np.abs(ours - theirs)) <= 10 * ROUNDING:
+        rows = [(run.seed, row) for run, (row, *_) in zip(runs, side, strict=True)]
+        for (seed, ours), (other, theirs) in itertools.combinations(rows, 2):
+            if _is_copy(ours, theirs):
                 return f"seeds {seed} and {other} of {label} have equal losses: one is a copy of the other"
     return ""
+
+
+def _is_copy(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether all losses of two rows are equal. Two seeds may have the same answers right, with other losses."""
+    if is_of_answers(one):
+        return one["nll"] == other["nll"] != 0
+    gap = row_blocks(one)[0] - row_blocks(other)[0]
+    return bool(np.max(np.abs(gap)) <= 10 * ROUNDING * one["block_len"])
 
 
 def p_text(p: float) -> str:

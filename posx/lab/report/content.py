@@ -234,9 +234,9 @@ def _convergence(made: RowTable) -> dict[str, Any]:
 def _verdicts(table: pd.DataFrame, curves: Sequence[Curve]) -> dict[str, Any]:
     """Return the comparisons of all pairs as short rows, and which pairs are not compared.
 
-    A row is [curve, other curve, number of its place, ratio, verdict on these checkpoints, verdict on the method,
-    reason]. A verdict is [low, high, adjusted p, word]. A place is [protocol, stride, window, k], k of R_k or None for
-    perplexity. Each verdict has a family of its own.
+    A row is [curve, other curve, number of its place, effect, verdict on these checkpoints, verdict on the method,
+    reason]. A verdict is [low, high, adjusted p, word]. A place is [protocol, stride, window, k, measure], k of R_k or
+    None. Each verdict has a family of its own.
     """
     if len(curves) > MOST_COMPARED:
         why = f"{len(curves)} curves are too many for a verdict on each pair. Compare a few: posx compare RUN RUN"
@@ -251,11 +251,16 @@ def _verdicts(table: pd.DataFrame, curves: Sequence[Curve]) -> dict[str, Any]:
         return [*map(short, (verdict.low, verdict.high, verdict.adjusted_p)), verdict.word]
 
     rows = [
-        [*one.pair, places.index(one.place), short(one.ratio), cells(one.checkpoints), cells(one.method), one.reason]
+        [*one.pair, places.index(one.place), short(one.effect), cells(one.checkpoints), cells(one.method), one.reason]
         for one in judged
     ]
     families = [judged[0].checkpoints.family, judged[0].method.family] if judged else [0, 0]
-    return {"verdicts": rows, "places": places, "families": families, "no_verdicts": left_out}
+    return {
+        "verdicts": rows,
+        "places": [(*place, place.measure) for place in places],
+        "families": families,
+        "no_verdicts": left_out,
+    }
 
 
 def _settings(run: pd.Series) -> dict[str, str]:

@@ -209,23 +209,29 @@ function ratioCells(values) {
   return values.map((x) => ({ value: x, text: x === null || x < 0.001 ? number(x) : x.toFixed(places) }));
 }
 
+// Differences of the shares of right answers.
+const shareCells = (values) => values.map((x) => ({ value: x, text: x === null ? "-" : (x < 0 ? "" : "+") + x.toFixed(4) }));
+
 function fillVerdicts() {
   const one = $("one").value === "" ? null : Number($("one").value);
-  const inverse = (x) => (x === null ? null : 1 / x);
-  const flip = ([low, high, p, word]) => [inverse(high), inverse(low), p, { better: "worse", worse: "better" }[word] ?? word];
-  const body = data.verdicts.filter((v) => one === null || v[0] === one || v[1] === one).map(([n, m, place, ratio, ...rest]) => {
-    const turned = m === one, verdicts = rest.slice(0, 2).map((verdict) => (turned ? flip(verdict) : verdict));
+  const words = { better: "worse", worse: "better" };
+  const body = data.verdicts.filter((v) => one === null || v[0] === one || v[1] === one).map(([n, m, place, effect, ...rest]) => {
+    const [protocol, stride, tokens, k, measure] = data.places[place], ofAnswers = measure === "exact_match", turned = m === one;
+    const turn = (x) => (x === null ? null : ofAnswers ? -x : 1 / x);
+    const flip = ([low, high, p, word]) => [turn(high), turn(low), p, words[word] ?? word];
+    const verdicts = rest.slice(0, 2).map((verdict) => (turned ? flip(verdict) : verdict));
     const ends = verdicts.flatMap((verdict) => verdict.slice(0, 2));
-    const [value, ...texts] = ratioCells([turned ? inverse(ratio) : ratio, ...ends]);
-    const [protocol, stride, tokens, k] = data.places[place];
-    const rule = (stride ? `${protocol}, stride ${stride}` : protocol) + (k === null ? "" : `, R_${k}`);
+    const [value, ...texts] = (ofAnswers ? shareCells : ratioCells)([turned ? turn(effect) : effect, ...ends]);
+    const rule = (stride && !ofAnswers ? `${protocol}, stride ${stride}` : protocol) + (k === null ? "" : `, R_${k}`);
     return [...(turned ? [m, n] : [n, m]).map((curve) => data.curves[curve].label), rule, tokens, value,
-      ...verdicts.flatMap(([low, , p, word], i) => [{ value: low, text: low === null ? "-" : `${texts[2 * i].text}-${texts[2 * i + 1].text}` }, p, word]),
+      ...verdicts.flatMap(([low, , p, word], i) => [{ value: low, text: low === null ? "-" : `${texts[2 * i].text}${ofAnswers ? " to " : "-"}${texts[2 * i + 1].text}` }, p, word]),
       rest[2]];
   });
   const few = body.slice(0, MOST_ROWS);
-  table("verdicts", ["curve", "against", "protocol", "tokens", "ratio", "over text", "p (Holm)", "these checkpoints",
-    "text and seeds", "p (Holm)", "the method", "note"], few);
+  const [ratio, text] = !data.places.some((place) => place[4] === "exact_match") ? ["ratio", "text"]
+    : data.places.every((place) => place[4] === "exact_match") ? ["right", "items"] : ["ratio, or right answers", "text or items"];
+  table("verdicts", ["curve", "against", "protocol", "tokens", ratio, `over ${text}`, "p (Holm)", "these checkpoints",
+    `${text} and seeds`, "p (Holm)", "the method", "note"], few);
   if (!data.verdicts.length) $("verdicts").replaceChildren();
   $("verdicts").append(...data.no_verdicts.slice(0, 20).map((text) => element("p", `Not compared: ${text}.`)));
   if (data.families[0]) $("verdicts").append(element("p", `Verdicts follow from p after Holm's correction for all comparisons of the column: ${data.families[0]} of these checkpoints, ${data.families[1]} of the method.`));

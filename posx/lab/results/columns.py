@@ -76,6 +76,7 @@ COLUMNS = RUN_COLUMNS | {
     "num_items": Column("Int64", "", "the items of a task that were answered"),
     "exact_match": Column("float64", "", "the share of items whose whole answer is right"),
     "exact_match_interval": Column("object", "", "the ends of its 95 % interval over items"),
+    "block_wrong": Column("object", "items", "the wrong answers among each 16 items"),
     "accuracy": Column("float64", "", "the share of tokens of answers that are right"),
     "accuracy_interval": Column("object", "", "the ends of its 95 % interval over items"),
     "distance_edges": Column("object", "tokens", "the edges of the bins of distances to what an answer is read from"),

@@ -84,7 +84,7 @@ def test_compare_says_which_run_is_better(capsys, tmp_path):
     assert found["rope", "t5", 128]["checkpoints"]["word"] == "not separated"
     one = found["alibi", "rope", 128]
     ends = one["checkpoints"]["low"], one["checkpoints"]["high"]
-    assert ends[0] < one["ratio"] < ends[1] and one["ratio"] == pytest.approx(math.exp(0.05), abs=0.01)
+    assert ends[0] < one["effect"] < ends[1] and one["effect"] == pytest.approx(math.exp(0.05), abs=0.01)
     nothing = dict.fromkeys(("low", "high", "p", "adjusted_p"))
     assert one["method"] == nothing | {"family": 0, "word": "too few seeds (1)"} and one["over_seeds"] is None
     code, out, _ = tiny.call(capsys, "compare", paths[0], paths[1])
@@ -127,7 +127,7 @@ def test_compare_counts_the_spread_of_seeds(capsys, tmp_path):
     assert one["method"]["word"] == "not separated" and one["method"]["low"] < 1 < one["method"]["high"]
     (four, _) = compared(capsys, *(str(tmp_path / f"{name}-L64-s{seed}") for name in NAMES for seed in range(1, 5)))
     assert (four["method"]["word"], four["method"]["family"]) == ("too few seeds (4)", 0)
-    assert four["method"]["low"] < four["ratio"] < four["method"]["high"] and 0 < four["method"]["p"] < 1
+    assert four["method"]["low"] < four["effect"] < four["method"]["high"] and 0 < four["method"]["p"] < 1
 
 
 def test_equal_seeds_are_compared_in_pairs(capsys, tmp_path):
@@ -141,7 +141,7 @@ def test_equal_seeds_are_compared_in_pairs(capsys, tmp_path):
     ]
     gaps = [a - b for a, b in zip(stored[:5], stored[5:], strict=True)]
     mean, half = statistics.fmean(gaps), 2.77644511 * statistics.stdev(gaps) / math.sqrt(5)  # t of 4 degrees of freedom
-    assert one["ratio"] == pytest.approx(math.exp(mean), rel=1e-9) and one["pairing"] == "by seed"
+    assert one["effect"] == pytest.approx(math.exp(mean), rel=1e-9) and one["pairing"] == "by seed"
     assert one["over_seeds"] == pytest.approx([math.exp(mean - half), math.exp(mean + half)], rel=1e-8)
     over_text = math.log(one["checkpoints"]["high"]) - mean
     assert math.log(one["method"]["high"]) - mean == pytest.approx(math.hypot(half, over_text), rel=1e-6)
@@ -163,7 +163,7 @@ def test_too_little_text_gives_no_verdict(capsys, tmp_path):
             path = put(tmp_path, name, seed, shift=shift)
             edited(path, lambda row: row | {"num_targets": 16 * BLOCK_LEN, "block_nll": row["block_nll"][:16]})
     (one, _) = compared(capsys, str(tmp_path))
-    assert one["reason"] == "too few blocks of text (16 of at least 32)" and one["ratio"] < 0.03
+    assert one["reason"] == "too few blocks of text (16 of at least 32)" and one["effect"] < 0.03
     for question, word in (("checkpoints", "no interval"), ("method", "too few seeds (2)")):
         assert one[question] == dict.fromkeys(("low", "high", "p", "adjusted_p")) | {"family": 0, "word": word}
     assert one["over_seeds"][1] < 1
@@ -180,7 +180,7 @@ def test_a_run_without_its_loss_gives_no_verdict(capsys, tmp_path):
     nan = {"status": "nonfinite", "ppl": None, "nll": None, "block_nll": None}
     edited(tmp_path / "rope-L64-s0", lambda row: row | nan if row["eval_len"] == 64 else row)
     near, far = (one for one in compared(capsys, str(tmp_path)) if (one["one"], one["other"]) == NAMES)
-    assert near["reason"] == "rope, seed 0: not finite" and near["ratio"] is near["over_seeds"] is None
+    assert near["reason"] == "rope, seed 0: not finite" and near["effect"] is near["over_seeds"] is None
     assert far["reason"] == "alibi, seed 1: not measured"
     assert {one["checkpoints"]["word"] for one in (near, far)} == {"no interval"}
 
@@ -231,7 +231,7 @@ def test_a_seed_that_ended_with_nan_is_not_dropped(capsys, tmp_path):
         assert (
             len(found) == 6 and len(every) == 9 and {one["reason"] for one in found} == {"rope, seed 2: ended with NaN"}
         )
-        words = {(one["checkpoints"]["word"], one["method"]["word"], *one["seeds"], one["ratio"]) for one in found}
+        words = {(one["checkpoints"]["word"], one["method"]["word"], *one["seeds"], one["effect"]) for one in found}
         assert words == {("no interval", "too few seeds (3)", 3, 3, None)}
     none = [None, None, None]
     row = [None, [*none, "no interval"], [*none, "too few seeds (3)"], found[0]["reason"]]
@@ -272,7 +272,7 @@ def test_equal_runs_are_not_separated(capsys, tmp_path):
     put(tmp_path, "t5", noise=0, shift=1e-8)
     found = {(one["one"], one["other"]): one for one in compared(capsys, str(tmp_path)) if one["eval_len"] == 64}
     same, rounded = found["alibi", "rope"], found["alibi", "t5"]
-    assert list(same["checkpoints"].values()) == [1, 1, 1, None, 0, "not separated"] and same["ratio"] == 1
+    assert list(same["checkpoints"].values()) == [1, 1, 1, None, 0, "not separated"] and same["effect"] == 1
     assert (same["reason"], rounded["reason"]) == ("all losses are equal", "equal up to rounding")
     rounded = rounded["checkpoints"]
     assert (rounded["word"], rounded["p"]) == ("not separated", 1) and rounded["low"] < 1 < rounded["high"]
@@ -302,12 +302,12 @@ def test_compare_judges_rises_beyond_the_training_length(capsys, tmp_path):
             edited(path, functools.partial(moved, near + 0.1 * seed, far + 0.1 * seed + 0.0001 * seed * len(name)))
     (found,) = compared(capsys, str(tmp_path), measure="R_k")
     assert (found["k"], found["eval_len"], found["method"]["word"]) == (2, 128, "worse")
-    assert found["ratio"] == pytest.approx(math.exp(0.05), rel=1e-3) and found["method"]["low"] > 1
+    assert found["effect"] == pytest.approx(math.exp(0.05), rel=1e-3) and found["method"]["low"] > 1
     rows = {(name, n): row for name in NAMES for n, row in stored_rows(tmp_path / f"{name}-L64-s0").items()}
     (alone,) = compared(capsys, *(str(tmp_path / f"{name}-L64-s0") for name in NAMES), measure="R_k")
     value, low, high = paired_extrapolation(*(rows[name, n] for name in NAMES for n in (128, 64)))
     ends = alone["checkpoints"]["low"], alone["checkpoints"]["high"]
-    assert (alone["ratio"], *ends) == pytest.approx((value, low, high), rel=1e-5)
+    assert (alone["effect"], *ends) == pytest.approx((value, low, high), rel=1e-5)
     assert [one["eval_len"] for one in compared(capsys, str(tmp_path), "--lengths=128")] == [128]
     assert len(compared(capsys, str(tmp_path), "--lengths=128", measure="R_k")) == 1
 
@@ -335,7 +335,7 @@ def test_words_and_json_give_one_answer(capsys, tmp_path):
             expected = max((len(chances) - n) * p for n, p in enumerate(chances[: rank + 1]))
             assert verdict["adjusted_p"] == pytest.approx(min(1, expected))
             assert (verdict["p"] < 0.05) == (not verdict["low"] <= 1 <= verdict["high"])
-            decided = {True: "better" if one["ratio"] < 1 else "worse", False: "not separated"}
+            decided = {True: "better" if one["effect"] < 1 else "worse", False: "not separated"}
             assert verdict["word"] == decided[verdict["adjusted_p"] < 0.05]
             assert any(f"  {verdict['adjusted_p']:.2g}  {verdict['word']}" in line for line in lines)
     assert len({one["method"]["word"] for one in able}) == 3
@@ -417,10 +417,53 @@ def test_compare_needs_two_kinds_of_runs_with_results(capsys, tmp_path):
     refused(capsys, 2, ["compare"], "--workdir is missing")
 
 
-def test_answers_of_a_task_are_not_compared_by_losses(capsys, tmp_path):
+def answer(folder, encoding, seed, right):
+    """Write a run of a task that answers these items right, bool [n]."""
+    wrong = np.add.reduceat((~right).astype(int), np.arange(0, len(right), 16)).tolist()
+    facts = {"protocol": "answers", "num_items": len(right), "exact_match": right.mean(), "block_wrong": wrong}
+    nll = 0.1 + 0.01 * seed + 0.001 * len(encoding)
+    path = put(folder, encoding, seed, **facts, nll=nll, ppl=math.exp(nll), block_nll=None, stride=1)
+    edited(
+        path, lambda row: {name: value for name, value in row.items() if name not in ("block_len", "num_bytes", "bpb")}
+    )
+
+
+def test_right_answers_to_a_task_are_compared(capsys, tmp_path):
+    """By their share, over the same items and over seeds: a difference, which is turned with the order of the two."""
+    items = np.random.default_rng(0).random((5, 2000))
+    for seed, own in enumerate(items):
+        answer(tmp_path, "alibi", seed, own < 0.60 + 0.01 * seed)
+        answer(tmp_path, "rope", seed, own < 0.75 + 0.01 * seed)
+    found = compared(capsys, str(tmp_path), measure="exact_match")
+    assert [one["eval_len"] for one in found] == [64, 128] and not compared(capsys, str(tmp_path), measure="R_k")
+    for one in found:
+        assert one["effect"] == pytest.approx(-0.15, abs=0.02) and one["num_targets"] == 2000
+        for verdict in (one["checkpoints"], one["method"]):
+            assert verdict["word"] == "worse" and verdict["low"] < one["effect"] < verdict["high"] < 0
+    printed = tiny.call(capsys, "compare", str(tmp_path))[1]
+    assert re.search(r"64 +-0\.1[45]\d\d +-0\.\d{4} to -0\.\d{4}", printed)
+    for text in ("2,000 items", "over items", "on other items of the task", "right answers above 0 favour the first"):
+        assert text in printed
+
+
+def test_runs_that_answer_all_right_are_not_separated(capsys, tmp_path):
+    """They are no copies of each other, and four wrong items are chance: the exact test has p = 0.125."""
+    right = np.ones(2000, bool)
+    for seed in range(5):
+        answer(tmp_path, "alibi", seed, right)
+        answer(tmp_path, "rope", seed, right)
+        answer(tmp_path, "t5", seed, np.arange(2000) % 500 != 7)
+    found = {(one["one"], one["other"]): one for one in compared(capsys, str(tmp_path), measure="exact_match")}
+    assert len(found) == 3 and {one["checkpoints"]["word"] for one in found.values()} == {"not separated"}
+    assert found["alibi", "rope"]["effect"] == 0 and found["alibi", "rope"]["checkpoints"]["p"] == 1
+    assert found["alibi", "t5"]["effect"] == pytest.approx(0.002)
+    assert found["alibi", "t5"]["checkpoints"]["p"] == pytest.approx(0.074, abs=0.005)
+
+
+def test_answers_without_their_blocks_are_refused(capsys, tmp_path):
     for encoding in NAMES:
         put(tmp_path, encoding, protocol="answers", num_items=8, exact_match=0.5, block_nll=None)
-    refused(capsys, 2, ["compare", str(tmp_path)], "these runs answer a task. Use posx table")
+    refused(capsys, 2, ["compare", str(tmp_path)], "store no losses or answers of blocks")
 
 
 def test_the_script_of_the_guide_gives_the_same_numbers(capsys, tmp_path, monkeypatch):
@@ -435,7 +478,7 @@ def test_the_script_of_the_guide_gives_the_same_numbers(capsys, tmp_path, monkey
     known = []
     printed = capsys.readouterr().out.splitlines()
     for one in compared(capsys, "runs/fair", "--lengths=64"):
-        known.append(f"{one['one']} against {one['other']}: {one['ratio']:.4f}")
+        known.append(f"{one['one']} against {one['other']}: {one['effect']:.4f}")
         for name in ("checkpoints", "method"):
             low, high, _, p, _, word = one[name].values()
             known.append(f"  {name}: {low:.4f}-{high:.4f}, p = {p:.2g}, {word}")

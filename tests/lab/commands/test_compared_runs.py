@@ -190,7 +190,7 @@ def test_equal_means_of_unequal_blocks_are_no_equal_losses(capsys, tmp_path):
     put(tmp_path / "rope", "rope", block_nll=blocks.tolist())
     (one,), _ = compared(capsys, str(tmp_path))
     verdict = one["checkpoints"]
-    assert one["ratio"] == pytest.approx(1, abs=1e-9) and verdict["low"] < 0.999
+    assert one["effect"] == pytest.approx(1, abs=1e-9) and verdict["low"] < 0.999
     assert (verdict["word"], one["reason"], verdict["p"]) == ("not separated", "", 1)
 
 
