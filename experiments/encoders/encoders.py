@@ -76,18 +76,23 @@ def rates(runs: Sequence[Run]) -> str:
     """Return pseudo-perplexity at L and the last training loss of seed 0 by encoding and learning rate, as Markdown."""
     first = [run for run in runs if run["seed"] == 0]
     times = Counter(run["encoding"] for run in first)
-    found: dict[tuple[str, float], dict[float, Run]] = {}
+    found: dict[tuple[str, tuple[float, ...]], dict[float, Run]] = {}
     for run in first:
         if times[run["encoding"]] > 1:
-            multiplier = run["settings"]["train.position_lr_multiplier"] or 1.0
-            found.setdefault((run["encoding"], multiplier), {})[run["settings"]["train.learning_rate"]] = run
+            found.setdefault((run["encoding"], multipliers_of(run)), {})[run["settings"]["train.learning_rate"]] = run
     columns = sorted({rate for by_rate in found.values() for rate in by_rate})
     body = []
-    for (name, multiplier), by_rate in sorted(found.items(), key=lambda item: item[0]):
+    for (name, multipliers), by_rate in sorted(found.items(), key=lambda item: item[0]):
         each = (by_rate.get(rate) for rate in columns)
         cells = (f"{at_length(one):.3f}, {loss_at(one, STEPS[-1]):.3f}" if one else "-" for one in each)
-        body.append([f"`{name}`, x {multiplier:g}", *cells])
+        body.append([f"`{name}`, x {' and '.join(f'{one:g}' for one in multipliers)}", *cells])
     return markdown(["encoding, multiplier", *(f"{rate:g}" for rate in columns)], body)
+
+
+def multipliers_of(run: Run) -> tuple[float, ...]:
+    """Return the multiples of the learning rate that the arrays of positions have, each once."""
+    given = run["settings"]["train.position_lr_multiplier"] or 1.0
+    return tuple(sorted({one for layer in given for one in layer.values()})) if isinstance(given, list) else (given,)
 
 
 def at_length(run: Run) -> float:
