@@ -7,8 +7,6 @@ import json
 import numpy as np
 import pytest
 
-import posx
-from posx.contract import acting_hooks
 from tests.benchmarks.tables import cells, middle
 
 SIZES = "--heads=2 --head_dim=8 --train_len=16 --rounds=1 --turn_seconds=0.001 --check_length=24".split()
@@ -135,14 +133,8 @@ def checked(bench, case, names):
     return [row for name in names if (row := calls.check(name, dataclasses.asdict(case)))]
 
 
-#: Encodings that act on these hooks, but widen vectors or return vectors by distance.
-APART = ("tupe", "pope", "shaw", "transformer_xl", "deberta")
-#: The others of JAX take maps of q and k as wide as v, logit scales by position, and biases.
-SIMPLE = {"embed", "query", "key", "by_distance", "bias", "logit_scale"}
-SERVED = [
-    name for name, cls in posx.ENCODINGS.items()
-    if {*acting_hooks(cls())} <= SIMPLE and not cls().history and name not in APART
-]  # fmt: skip
+#: The others of JAX take maps of q and k as wide as v, logit scales by position, and biases: an encoding for each hook.
+SERVED = ("nope", "sinusoidal", "rope", "t5", "alibi", "fire", "ssmax")
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def recomputed(model, params, start: np.ndarray, num_tokens: int) -> list[int]:
 GREEDILY = ("learned", "deberta", "selective_rope", "cope")
 
 
-@pytest.mark.parametrize("name", first(SPECS, GREEDILY))
+@pytest.mark.parametrize("name", first([*GREEDILY, "path", "canon", "dual_chunk"], GREEDILY))
 def test_greedy_decoding_equals_recomputing(name):
     model, params = trained(SPECS[name], layers(SPECS[name]))
     starts = [prompt(11, seed) for seed in range(6)]
