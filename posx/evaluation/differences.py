@@ -80,8 +80,8 @@ class Difference(NamedTuple):
 
         It is the ratio of perplexities, exp of the difference, or the difference of the shares of right answers.
         """
-        ends = self.mean - half, self.mean + half
-        return (-ends[1], -ends[0]) if self.of_answers else (perplexity(ends[0]), perplexity(ends[1]))
+        low, high = self.mean - half, self.mean + half
+        return (max(-high, -1.0), min(-low, 1.0)) if self.of_answers else (perplexity(low), perplexity(high))
 
     @property
     def num_seeds(self) -> int:

@@ -13,13 +13,14 @@ import io
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from posx.errors import PosxError
+from posx.evaluation.answers import Answers
 from posx.evaluation.differences import Verdict
 from posx.evaluation.statistics import horizon
 from posx.lab.config import TrainConfig, base_config, run_config
@@ -27,7 +28,16 @@ from posx.lab.plots import baselines, captions, effects, look, pictures
 from posx.lab.plots.convergence import convergence_tables
 from posx.lab.plots.formats import FORMATS
 from posx.lab.plots.groups import Curve, Panel, Point, curves_of_runs, panels
-from posx.lab.plots.points import Log, average_bins, bits_curves, local_loss, perplexity_curves, ratio_curves, read_log
+from posx.lab.plots.points import (
+    Log,
+    answer_curves,
+    average_bins,
+    bits_curves,
+    local_loss,
+    perplexity_curves,
+    ratio_curves,
+    read_log,
+)
 from posx.lab.plots.tables import RowTable, cell, panel_tables, seed_count
 from posx.lab.plots.verdicts import comparisons
 from posx.lab.results.columns import plain_rows
@@ -35,8 +45,9 @@ from posx.lab.results.facts import OF_ENCODINGS
 from posx.lab.results.table import PER_POSITION, common_folder, list_runs, missing_runs, read_results, relative_name
 from posx.lab.runs.finding import run_folders
 
-#: The measures of the main chart: the curves of a panel.
+#: The measures of the main chart: the curves of a panel of a text, and of a task.
 MEASURES = {"ppl": perplexity_curves, "bpb": bits_curves, "R_k": ratio_curves}
+MEASURES_OF_TASKS = {"right": answer_curves}
 #: Points of a training curve.
 MOST_STEPS = 120
 #: Curves of which each pair is compared: their number grows with the square.
@@ -50,7 +61,7 @@ _BROKEN = {"undefined", "nonfinite"}
 #: Columns of a row that the page offers as a table.
 COLUMNS = (
     "run_id", "encoding", "train_len", "seed", "protocol", "stride", "eval_len", "status", "num_targets", "nll", "ppl",
-    "bpb", "nll_interval", "step", "hash", "data_digest", "tokenizer", "targets",
+    "bpb", "exact_match", "accuracy", "nll_interval", "step", "hash", "data_digest", "tokenizer", "targets",
 )  # fmt: skip
 
 
@@ -69,10 +80,12 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
     logs = _logs(folders)
     convergence = convergence_tables(list_runs(used), logs)
     tables = [*panel_tables(windows), *(convergence if windows else [])]
-    measured = [{name: made(panel) for name, made in MEASURES.items()} for panel in windows]
+    measured = [{name: made(panel) for name, made in _measures(panel).items()} for panel in windows]
     return {
         "curves": [_curve(curve) for curve in curves],
-        "panels": [_panel(panel, places, curves["ppl"]) for panel, curves in zip(windows, measured, strict=True)],
+        "panels": [
+            _panel(panel, places, next(iter(drawn.values()))) for panel, drawn in zip(windows, measured, strict=True)
+        ],
         "points": [point for n, panel in enumerate(windows) for point in _points(n, panel, measured[n], places)],
         "table": [line for n, panel in enumerate(windows) for line in _table(n, panel, measured[n], places)],
         "copies": {name: write(tables) for name, write in FORMATS.items()},
@@ -103,6 +116,10 @@ def _collect_warnings() -> Iterator[list[str]]:
         logger.removeHandler(handler)
 
 
+def _measures(panel: Panel) -> Mapping[str, Callable[[Panel], Sequence[Curve]]]:
+    return MEASURES_OF_TASKS if panel.protocol == Answers.name else MEASURES
+
+
 def _plain(value: Any) -> Any:
     """Return a value as JSON has it, with None for NaN and infinity."""
     if isinstance(value, list | tuple):
@@ -119,12 +136,12 @@ def _curve(curve: Curve) -> dict[str, Any]:
     dashes = curve.look.dashes if isinstance(curve.look.dashes, tuple) else (0, ())
     return {
         "label": curve.label, "color": curve.look.color, "dash": [3 * size for size in dashes[1]],
-        "runs": list(curve.runs.run),
+        "runs": list(curve.runs.run), "window_of": curve.window_of,
     }  # fmt: skip
 
 
 def _panel(panel: Panel, places: Mapping[str, int], drawn: Sequence[Curve]) -> dict[str, Any]:
-    """Return the words of a panel. drawn: its curves of perplexity, () for losses by position."""
+    """Return the words of a panel. drawn: its curves of the first measure, () for losses by position."""
     rule = captions.TITLES.get(panel.protocol, panel.protocol) + (f", stride {panel.stride}" if panel.stride else "")
     notes = captions.notes([panel], drawn) if panel.protocol != PER_POSITION else []
     notes += baselines.no_context_note([panel])
@@ -155,10 +172,20 @@ def _points(
 def _table(
     number_of_panel: int, panel: Panel, measured: Mapping[str, Sequence[Curve]], places: Mapping[str, int]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the cells of each curve of a panel: seeds, perplexity and bits at L, R_k, and the 1 % horizon."""
+    """Yield the cells of each curve of a panel.
+
+    They are seeds, perplexity and bits at L, R_k, and the 1 % horizon, or right answers by length.
+    """
     points = {name: {curve.label: curve.points for curve in drawn} for name, drawn in measured.items()}
-    seeds = {curve.label: {"value": curve.seeds[1], "text": seed_count(curve)} for curve in measured["ppl"]}
+    first = next(iter(measured.values()))
+    seeds = {curve.label: {"value": curve.seeds[1], "text": seed_count(curve)} for curve in first}
     for curve in panel.curves:
+        if right := points.get("right"):
+            yield {
+                "panel": number_of_panel, "curve": places[curve.runs.run.iloc[0]], "seeds": seeds[curve.label],
+                "right": {f"{point.x:g}": _cell(point) for point in right[curve.label]},
+            }  # fmt: skip
+            continue
         ratios = {point.x: point for point in points["R_k"][curve.label]}
         yield {
             "panel": number_of_panel, "curve": places[curve.runs.run.iloc[0]], "seeds": seeds[curve.label],

@@ -1,6 +1,6 @@
 // The script of a report: it chooses among the numbers in the page, and draws them with Vega-Lite.
 
-const MEASURES = { ppl: "perplexity per token", bpb: "bits per byte", R_k: "R_k = PPL(kL) / PPL(L)" };
+const MEASURES = { ppl: "perplexity per token", bpb: "bits per byte", R_k: "R_k = PPL(kL) / PPL(L)", right: "share of right answers" };
 const quantity = () => data.panels[Number($("panel").value)]?.quantity ?? "perplexity";
 const titleOf = (measure) => MEASURES[measure].replace("perplexity", quantity());
 const MOST_CURVES = 30; // that are drawn at first
@@ -65,9 +65,9 @@ function chosen(points, measure = $("measure").value) {
 function drawLengths() {
   const [panel, measure, spread] = [data.panels[$("panel").value], $("measure").value, $("spread").value];
   const points = chosen(data.points).map((p) => ({
-    ...p, label: data.curves[p.curve].label, run: "", min: Math.min(...p.values), max: Math.max(...p.values),
+    ...p, label: data.curves[p.curve].label, run: "", thin: data.curves[p.curve].window_of !== "", min: Math.min(...p.values), max: Math.max(...p.values),
     tip: { text: `${data.curves[p.curve].label}\n${p.x.toLocaleString("en")} tokens: ${number(p.mean)}\n` +
-      (p.low === null ? "no interval\n" : `95 % over text: ${number(p.low)} to ${number(p.high)}\n`) +
+      (p.low === null ? "no interval\n" : `95 %: ${number(p.low)} to ${number(p.high)}\n`) +
       `${p.values.length} seed${p.values.length > 1 ? "s" : ""}: ${p.values.map((v) => number(v)).join(", ")}` },
   }));
   const used = [...shown].filter((n) => panel.curves.includes(n));
@@ -76,7 +76,7 @@ function drawLengths() {
   const windows = windowsOf($("xscale").value, points.map((p) => p.x), panel.train_len, widthOf("lengths"));
   const xy = {
     x: { field: "x", type: "quantitative", title: "tokens in the window", ...windows },
-    y: { field: "mean", type: "quantitative", title: titleOf(measure), ...scaleOf($("yscale").value, values) },
+    y: { field: "mean", type: "quantitative", title: titleOf(measure), ...scaleOf(measure === "right" ? "linear" : $("yscale").value, values) },
     ...scales(used),
   };
   const { strokeDash, ...solid } = xy;
@@ -92,14 +92,19 @@ function drawLengths() {
     layer.push({ mark: { type: "rule", strokeWidth: 3, opacity: 0.6, aria: false },
       data: { values: points.filter((p) => p.low !== null) },
       encoding: { ...solid, y: { ...xy.y, field: "low" }, y2: { field: "high" } } });
-  layer.push({ mark: { type: "line", aria: false }, data: { values: points }, encoding: xy });
-  layer.push({ mark: { type: "point", filled: true, size: 45, opacity: 1 }, data: { values: points },
-    encoding: { ...solid, tooltip: { field: "tip" } } });
+  for (const [thin, strokeWidth, size] of [[true, 0.9, 12], [false, 2, 45]]) { // thin: windows of L
+    const values = points.filter((p) => p.thin === thin);
+    if (!values.length) continue;
+    layer.push({ mark: { type: "line", strokeWidth, aria: false }, data: { values }, encoding: xy });
+    layer.push({ mark: { type: "point", filled: true, size, opacity: 1 }, data: { values },
+      encoding: { ...solid, tooltip: { field: "tip" } } });
+  }
   $("facts").textContent = panel.facts.join(" · ");
   $("notes").replaceChildren(...panel.notes.map((text) => element("p", text)));
   const left = panel.curves.length - used.length;
   $("lengths-text").textContent = `${used.length} of ${panel.curves.length} curves` +
-    (left ? "; tick more in the list above" : "") + `. Dashed: the training length, ${panel.train_len} tokens.`;
+    (left ? "; tick more in the list above" : "") +
+    (points.some((p) => p.thin) ? ". Thin: the same weights, with attention to the last L tokens" : "") + `. Dashed: the training length, ${panel.train_len} tokens.`;
   return draw("lengths", `${titleOf(measure)} against tokens in the window`, layer, points);
 }
 
@@ -153,7 +158,7 @@ function drawCost() {
   const encoding = {
     x: { field: "x", type: "quantitative", title: "seconds of training", ...scaleOf("linear", values.map((p) => p.x)) },
     y: { field: "y", type: "quantitative", title: titleOf($("measure").value),
-         ...scaleOf($("yscale").value, values.map((p) => p.y), 0.1) }, // room for a name over the highest mark
+         ...scaleOf($("measure").value === "right" ? "linear" : $("yscale").value, values.map((p) => p.y), 0.1) }, // room for a name over the highest mark
     tooltip: { field: "tip" }, ...solid };
   const name = { text: { field: "label" }, x: encoding.x, y: encoding.y, color: encoding.color };
   const middle = values.length ? (encoding.x.scale.domain[0] + encoding.x.scale.domain[1]) / 2 : 0;
@@ -191,8 +196,16 @@ function table(id, head, body) {
   $(id).replaceChildren(element("table", null, element("thead", null, element("tr", null, ...heads)), rows));
 }
 
+function fillAnswers(own) {
+  const lengths = [...new Set(own.flatMap((line) => Object.keys(line.right)))].sort((a, b) => a - b);
+  const body = own.map((line) => [data.curves[line.curve].label, line.seeds, ...lengths.map((n) => line.right[n] ?? null)]);
+  body.sort((a, b) => (b.at(-1)?.value ?? -1) - (a.at(-1)?.value ?? -1));
+  table("table", ["encoding", "seeds", ...lengths.map((n) => `right at ${n}`)], body);
+}
+
 function fillTable() {
   const own = data.table.filter((line) => line.panel === Number($("panel").value));
+  if (own.some((line) => line.right)) return fillAnswers(own);
   const factors = [...new Set(own.flatMap((line) => Object.keys(line.ratios)))].map(Number).sort((a, b) => a - b);
   const kept = factors.filter((k) => factors.length <= 8 || Number.isInteger(Math.log2(k)));
   const body = own.map((line) => [data.curves[line.curve].label, line.seeds, line.ppl, line.bpb,

@@ -460,6 +460,24 @@ def test_runs_that_answer_all_right_are_not_separated(capsys, tmp_path):
     assert found["alibi", "t5"]["checkpoints"]["p"] == pytest.approx(0.074, abs=0.005)
 
 
+def test_the_report_has_the_right_answers_and_verdicts_of_a_task(capsys, tmp_path):
+    items = np.random.default_rng(0).random(2000)
+    for encoding, share in (("alibi", 0.6), ("rope", 0.75)):
+        answer(tmp_path, encoding, 0, items < share)
+    made = content([tmp_path])
+    shares = {encoding: float((items < share).mean()) for encoding, share in (("alibi", 0.6), ("rope", 0.75))}
+    assert {point["measure"] for point in made["points"]} == {"right"} and len(made["points"]) == 4
+    assert [line["right"]["128"]["value"] for line in made["table"]] == pytest.approx([*shares.values()])
+    assert all(
+        line["right"]["64"]["text"].startswith(f"{line['right']['64']['value']:.3f} (") for line in made["table"]
+    )
+    known = {one["eval_len"]: one["effect"] for one in compared(capsys, str(tmp_path), measure="exact_match")}
+    for verdict in made["verdicts"]:
+        _, _, length, _, measure = made["places"][verdict[2]]
+        assert measure == "exact_match" and verdict[3] == pytest.approx(known[length])
+        assert known[length] == pytest.approx(shares["alibi"] - shares["rope"])
+
+
 def test_answers_without_their_blocks_are_refused(capsys, tmp_path):
     for encoding in NAMES:
         put(tmp_path, encoding, protocol="answers", num_items=8, exact_match=0.5, block_nll=None)

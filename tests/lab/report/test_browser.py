@@ -4,14 +4,18 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from posx.encodings import Dims
 from posx.lab.report import gallery
 from posx.lab.report import page as page_file
 from posx.lab.report.page import write_report
+from tests.lab.commands.test_compare import answer
 from tests.lab.commands.test_compare import put as judged
 from tests.lab.report.pages import put
+from tests.lab.test_baselines import measured, under_window
+from tests.made_rows import as_lines
 
 pytestmark = pytest.mark.browser
 
@@ -167,6 +171,35 @@ def test_page_shows_no_judged_ratio_as_1(show, tmp_path):
         first = page.locator("#verdicts tbody tr").first.locator("td, th").all_inner_texts()
         assert (first[4], first[7], *first[8:11]) == (ratio, word, "-", "-", "too few seeds (1)"), first
         assert "1.0000" not in first[5], first
+
+
+def test_windows_of_l_are_thin_lines(show, tmp_path):
+    """They are no curve of another encoding, and the caption says so."""
+    for name, rows in (("rope", measured()), ("window", under_window("rope", 64))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "eval.jsonl").write_text(as_lines(rows))
+    write_report([tmp_path], tmp_path / "report.html")
+    page = show(tmp_path / "report.html")
+    lines = "all => all.map(one => Number(one.getAttribute('stroke-width')))"
+    assert sorted(page.eval_on_selector_all("#lengths .mark-line path", lines)) == [0.9, 2]
+    assert "Thin: the same weights" in page.locator("#lengths-text").inner_text()
+
+
+def test_page_of_a_task_shows_right_answers(show, tmp_path):
+    """On a linear scale. Verdicts are differences of shares, which change their sign if they turn."""
+    items = np.random.default_rng(0).random(2000)
+    for encoding, share in (("alibi", 0.0), ("rope", 0.75)):
+        answer(tmp_path, encoding, 0, items < share)
+    write_report([tmp_path], tmp_path / "report.html")
+    page, right = show(tmp_path / "report.html"), float((items < 0.75).mean())
+    assert page.locator("#measure").inner_text() == "share of right answers" and paths(page)
+    heads = page.locator("#table th").all_inner_texts()
+    assert heads[:4] == ["encoding", "seeds", "right at 64", "right at 128"]
+    assert page.locator("#table tbody tr").first.inner_text().split()[:3] == ["rope", "1", f"{right:.3f}"]
+    for one, sign, word in (("alibi", "-", "worse"), ("rope", "+", "better")):
+        page.select_option("#one", label=one)
+        first = page.locator("#verdicts tbody tr").first.locator("td, th").all_inner_texts()
+        assert (first[4], first[7]) == (f"{sign}{right:.4f}", word) and f" to {sign}" in first[5], first
 
 
 def test_numbers_can_be_copied(show, report):
