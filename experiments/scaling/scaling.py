@@ -3,10 +3,12 @@
     python -m experiments.tables collect runs/scaling/rates rates > experiments/scaling/runs.jsonl
     python -m experiments.tables collect runs/scaling/64x64 64x64 4096 >> experiments/scaling/runs.jsonl
     python -m experiments.scaling.scaling rates
+    python -m experiments.scaling.scaling older
     python -m experiments.scaling.scaling table
     python -m experiments.scaling.scaling orders
     python -m experiments.scaling.scaling slopes
     python -m experiments.scaling.scaling claims
+    python -m experiments.scaling.scaling controls
     python -m experiments.scaling.scaling figure
 
 A part of the data file is a cell of the study, named WIDTHxL. Other parts are `rates` and cells of another text or
@@ -26,7 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.tables import HERE, Run, Seeds, by_part, by_setting, cell, load, markdown
+from experiments.tables import HERE, Run, Seeds, by_part, cell, load, markdown
 
 FACTORS = (2, 4, 8)
 DRAWS = 10_000
@@ -36,6 +38,8 @@ LEVEL, FAILING, RISEN = 1.02, 1.5, 1.10
 APART = {1: 0.02, 4: 0.10}
 #: Tau holds if its whole interval is above this.
 HOLDS = 0.6
+#: The cell, width and training length, that has runs of other studies too.
+OLDER = (128, 64)
 REFERENCE = "rope"
 
 Array = np.ndarray
@@ -60,24 +64,46 @@ class Cell(NamedTuple):
         return f"{self.width}, L = {self.train_len}"
 
 
-def read_cells(runs: Sequence[Run]) -> list[Cell]:
-    """Return the cells of the first text, by training length and width. Only seeds that all encodings have count."""
+def read_cells(runs: Sequence[Run], older: Sequence[Run] = ()) -> list[Cell]:
+    """Return the cells of the first text, by training length and width. Only seeds that all encodings have count.
+
+    older: runs of other studies that stand in where a cell of `OLDER` has no run of an encoding and seed.
+    """
     cells = []
     for part, members in by_part(runs).items():
         if not (found := re.fullmatch(r"(\d+)x(\d+)", part)):
             continue
-        common = set.intersection(*({run["seed"] for run in each} for each in by_setting(members).values()))
-        members = [run for run in members if run["seed"] in common]
-        settings = by_setting(members)
-        values = np.full((len(settings), len(common), 1 + len(FACTORS)), np.nan)
-        for line, each in enumerate(settings.values()):
-            seeds = Seeds(each)
+        width, length = map(int, found.groups())
+        by_name: dict[str, dict[int, Run]] = {run["encoding"]: {} for run in members}
+        for run in [*(older if (width, length) == OLDER else ()), *members]:
+            if run["encoding"] in by_name:
+                by_name[run["encoding"]][run["seed"]] = run
+        common = sorted(set.intersection(*map(set, by_name.values())))
+        values = np.full((len(by_name), len(common), 1 + len(FACTORS)), np.nan)
+        for line, own in enumerate(by_name.values()):
+            seeds = Seeds([own[seed] for seed in common])
             for column, factor in enumerate((1, *FACTORS)):
                 if len(found_here := seeds.values("ppl", factor)) == len(common):
                     values[line, :, column] = found_here
-        width, length = map(int, found.groups())
-        cells.append(Cell(width, length, tuple(settings), values, fmean(run["num_params"] for run in members)))
+        params = fmean(run["num_params"] for run in members)
+        cells.append(Cell(width, length, tuple(by_name), values, params))
     return sorted(cells, key=lambda cell: (cell.train_len, cell.width))
+
+
+def read_older() -> list[Run]:
+    """Return the runs of the leaderboard and of the study of ten, which have the shape and the settings of `OLDER`."""
+    return [*load("leaderboard", "cells"), *load("train_short_test_long", "study")]
+
+
+def older(cells: Sequence[Run], before: Sequence[Run]) -> str:
+    """Return perplexity at L and R_4 of each run of `OLDER` and of the older run of its seed, as Markdown."""
+    stored = {(run["encoding"], run["seed"]): run for run in before}
+    body = []
+    for run in cells:
+        if run["part"] == "x".join(map(str, OLDER)) and (other := stored.get((run["encoding"], run["seed"]))):
+            pairs = [(Seeds([one]).values("ppl")[0], *Seeds([one]).ratios(4)) for one in (run, other)]
+            body.append([f"`{run['encoding']}`", str(run["seed"]), *(f"{n:.3f}" for pair in pairs for n in pair)])
+    return markdown(["encoding", "seed", "PPL at L", "R_4", "older: PPL at L", "R_4"], body)
 
 
 def score(values: Array, factor: int) -> Array:
@@ -198,6 +224,36 @@ def slopes(cells: Sequence[Cell]) -> str:
     return markdown(["encoding", *(f"R_4 at width {one.width}" for one in cells), "slope of ln R_4"], body)
 
 
+def controls(runs: Sequence[Run], cells: Sequence[Run]) -> str:
+    """Return perplexity at L, R_4 and R_8 of seed 0 of the controls, beside both widths, as Markdown.
+
+    The controls are models of width 64: `heads` has four heads of width 16, `steps` the steps of width 128.
+
+    Args:
+      runs: of the study.
+      cells: the older runs of width 128.
+    """
+    columns = {"width 64": "64x64", "four heads": "heads", "1,200 steps": "steps", "width 128": "128x64"}
+    found: dict[str, dict[str, Run]] = {}
+    for run in [*cells, *runs]:
+        if run["seed"] == 0:
+            found.setdefault(run["encoding"], {})[run["part"]] = run
+    body = []
+    for name, own in found.items():
+        if own.keys() & {"heads", "steps"}:
+            each = (own.get(part) for part in columns.values())
+            texts = (
+                ", ".join(
+                    [f"{Seeds([one]).values('ppl')[0]:.3f}", *(f"{Seeds([one]).ratios(k)[0]:.3f}" for k in (4, 8))]
+                )
+                if one
+                else "-"
+                for one in each
+            )
+            body.append([f"`{name}`", *texts])
+    return markdown(["encoding", *columns], body)
+
+
 def rates(runs: Sequence[Run]) -> str:
     """Return perplexity at L by encoding and learning rate, over that at the middle rate, as Markdown."""
     found: dict[str, dict[float, float]] = {}
@@ -292,16 +348,21 @@ def main(words: Sequence[str]) -> None:
     match words:
         case ["rates"]:
             print(rates(load("scaling", "rates")))
+        case ["controls"]:
+            cell = "x".join(map(str, OLDER))
+            print(controls(load("scaling"), [run | {"part": cell} for run in read_older()]))
+        case ["older"]:
+            print(older(load("scaling"), read_older()))
         case ["table"]:
-            print(table(read_cells(load("scaling"))))
+            print(table(read_cells(load("scaling"), read_older())))
         case ["orders"]:
-            print(orders(read_cells(load("scaling"))))
+            print(orders(read_cells(load("scaling"), read_older())))
         case ["slopes"]:
-            print(slopes(read_cells(load("scaling"))))
+            print(slopes(read_cells(load("scaling"), read_older())))
         case ["claims"]:
-            print(markdown(["claim", "cells", "here", "verdict"], claims(read_cells(load("scaling")))))
+            print(markdown(["claim", "cells", "here", "verdict"], claims(read_cells(load("scaling"), read_older()))))
         case ["figure"]:
-            figure(read_cells(load("scaling")), HERE / "scaling" / "scaling.png")
+            figure(read_cells(load("scaling"), read_older()), HERE / "scaling" / "scaling.png")
         case _:
             raise SystemExit(__doc__)
 
