@@ -105,6 +105,7 @@ def test_a_model_never_holds_the_logits_of_all_tokens(monkeypatch, tied):
 # Recomputing layers
 
 
+@pytest.mark.slow
 def test_recomputed_layers_give_the_same_loss_and_gradients():
     params, tokens = small().init(jax.random.key(0)), text()
 

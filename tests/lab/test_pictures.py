@@ -113,6 +113,7 @@ def words(site, folder, *more):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_measures_hidden_patches_of_larger_pictures(site, tmp_path, capsys):
     """The table shows the share of hidden patches that are right, not of pictures without a mistake."""
     assert tiny.run(*words(site, tmp_path / "run"))[0] == 0

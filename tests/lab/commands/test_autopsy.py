@@ -23,6 +23,7 @@ def settings_of(encoding, masks=()):
     return run_config(config)
 
 
+@pytest.mark.slow
 def test_a_rope_run_is_measured_under_each_change(site, tmp_path, capsys):
     run, targets = tmp_path / "rope", "--num_targets=520"
     words = ["--config.train.steps=3", "--config.eval.lengths=16,"]

@@ -79,6 +79,7 @@ def ratio(folder) -> float:
     return ppl[32] / ppl[16]
 
 
+@pytest.mark.slow
 def test_edited_code_of_an_encoding_is_measured_apart(place):
     before = ratio(place.folder / "run")
     stored = tiny.rows(place.folder / "run" / "eval.jsonl")
