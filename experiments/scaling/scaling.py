@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from configs.scaling import ENCODINGS as TWELVE
 from experiments.tables import HERE, Run, Seeds, by_part, cell, load, markdown
 
 FACTORS = (2, 4, 8)
@@ -35,12 +36,16 @@ DRAWS = 10_000
 #: Encodings whose R_4 differs by less are level, by more failing. See the claims.
 LEVEL, FAILING, RISEN = 1.02, 1.5, 1.10
 #: Two encodings differ if their perplexities at L, or their R_4, differ by this share at both sizes.
-APART = {1: 0.02, 4: 0.10}
+APART = {1: 0.02, 4: 0.10, 8: 0.10}
+#: The ratio to the best at L up to which an encoding is near it, and the R_k up to which it is level, in `groups`.
+NEAR, LASTING = 1.10, 1.05
+SEEDS = (0, 1, 2)
 #: Tau holds if its whole interval is above this.
 HOLDS = 0.6
 #: The cell, width and training length, that has runs of other studies too.
 OLDER = (128, 64)
 REFERENCE = "rope"
+ENCODINGS = frozenset(TWELVE)
 
 Array = np.ndarray
 
@@ -48,6 +53,7 @@ Array = np.ndarray
 class Cell(NamedTuple):
     """One width and one training length.
 
+    name: as the tables show it.
     encodings: of the runs, in the order of the first dimension below.
     values: perplexity by [encoding, seed, factor], factors 1, 2, 4, 8; nan if there is no loss.
     params: the mean number of parameters.
@@ -58,26 +64,25 @@ class Cell(NamedTuple):
     encodings: tuple[str, ...]
     values: Array
     params: float
-
-    @property
-    def name(self) -> str:
-        return f"{self.width}, L = {self.train_len}"
+    name: str = ""
 
 
-def read_cells(runs: Sequence[Run], older: Sequence[Run] = ()) -> list[Cell]:
+def read_cells(runs: Sequence[Run], older: Sequence[Run] = (), control: str = "") -> list[Cell]:
     """Return the cells of the first text, by training length and width. Only seeds that all encodings have count.
 
-    older: runs of other studies that stand in where a cell of `OLDER` has no run of an encoding and seed.
+    older: runs of other studies that stand in for those of `OLDER`, which is not complete. An encoding and seed that
+      they lack is of this study.
+    control: the part of a control of width 64 and L = 64 that counts as a cell too, "" for none.
     """
     cells = []
     for part, members in by_part(runs).items():
-        if not (found := re.fullmatch(r"(\d+)x(\d+)", part)):
+        if not (found := re.fullmatch(r"(\d+)x(\d+)", "64x64" if part == control else part)):
             continue
         width, length = map(int, found.groups())
         by_name: dict[str, dict[int, Run]] = {run["encoding"]: {} for run in members}
-        for run in [*(older if (width, length) == OLDER else ()), *members]:
-            if run["encoding"] in by_name:
-                by_name[run["encoding"]][run["seed"]] = run
+        for run in [*members, *(older if (width, length) == OLDER else ())]:  # the older count: most have no other
+            if run["encoding"] in ENCODINGS and run["seed"] in SEEDS:
+                by_name.setdefault(run["encoding"], {})[run["seed"]] = run
         common = sorted(set.intersection(*map(set, by_name.values())))
         values = np.full((len(by_name), len(common), 1 + len(FACTORS)), np.nan)
         for line, own in enumerate(by_name.values()):
@@ -86,8 +91,21 @@ def read_cells(runs: Sequence[Run], older: Sequence[Run] = ()) -> list[Cell]:
                 if len(found_here := seeds.values("ppl", factor)) == len(common):
                     values[line, :, column] = found_here
         params = fmean(run["num_params"] for run in members)
-        cells.append(Cell(width, length, tuple(by_name), values, params))
-    return sorted(cells, key=lambda cell: (cell.train_len, cell.width))
+        name = f"{width}, {part}" if part == control else f"{width}, L = {length}"
+        cells.append(Cell(width, length, tuple(by_name), values, params, name))
+    return sorted(cells, key=lambda cell: (cell.train_len, cell.width, cell.name))
+
+
+def pick(cell: Cell, names: Sequence[str]) -> Cell:
+    """Return a cell with these encodings, in this order."""
+    lines = [cell.encodings.index(name) for name in names]
+    return cell._replace(encodings=tuple(names), values=cell.values[lines])
+
+
+def align(*cells: Cell) -> list[Cell]:
+    """Return cells with the encodings that all have, in one order."""
+    names = [name for name in cells[0].encodings if all(name in one.encodings for one in cells)]
+    return [pick(one, names) for one in cells]
 
 
 def read_older() -> list[Run]:
@@ -137,21 +155,42 @@ def single_seeds(cell: Cell, factor: int) -> Array:
 
 
 def tau(one: Cell, other: Cell, factor: int) -> tuple[float, float, float]:
-    """Return tau between the orders of two cells, and the ends of its 95 % interval over seeds."""
-    drawn = kendall(score(draws(one), factor), score(draws(other), factor))
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return float(kendall(score(one.values, factor), score(other.values, factor))), float(low), float(high)
+    """Return tau between the orders of two cells, and the ends of its 95 % interval over seeds, nan for single ones."""
+    one, other = align(one, other)
+    middle = float(kendall(score(one.values, factor), score(other.values, factor)))
+    if min(one.values.shape[1], other.values.shape[1]) < 2:
+        return middle, math.nan, math.nan
+    low, high = np.quantile(kendall(score(draws(one), factor), score(draws(other), factor)), [0.025, 0.975])
+    return middle, float(low), float(high)
 
 
 def tau_of_single_seeds(one: Cell, other: Cell, factor: int) -> float:
     """Return the mean tau between the order of one seed of each cell, over all pairs of different runs."""
+    one, other = align(one, other)
     first, second = single_seeds(one, factor), single_seeds(other, factor)
-    pairs = itertools.product(first, second) if one is not other else itertools.combinations(first, 2)
-    return fmean(float(kendall(a, b)) for a, b in pairs)
+    pairs = itertools.product(first, second) if one.name != other.name else itertools.combinations(first, 2)
+    each = [float(kendall(a, b)) for a, b in pairs]
+    return fmean(each) if each else math.nan
+
+
+def groups(one: Cell, other: Cell, factor: int) -> dict[str, list[str]]:
+    """Return the encodings that are close at both cells: near the best at L, or level, or failing, beyond L."""
+    first, second = (np.exp(score(cell.values, factor)) for cell in align(one, other))
+    if factor == 1:
+        near = (first < NEAR * first.min()) & (second < NEAR * second.min())
+        chosen = {"near the best": near}
+    else:
+        chosen = {
+            "level": (first < LASTING) & (second < LASTING),
+            "failing": (first > LASTING) & (second > LASTING),
+        }
+    names = align(one, other)[0].encodings
+    return {title: [names[place] for place in np.flatnonzero(inside)] for title, inside in chosen.items()}
 
 
 def swaps(one: Cell, other: Cell, factor: int) -> list[str]:
     """Return the pairs of encodings that differ by more than `APART` at both cells and change places."""
+    one, other = align(one, other)
     first, second, least = score(one.values, factor), score(other.values, factor), math.log1p(APART[factor])
     found = []
     for a, b in itertools.combinations(range(len(one.encodings)), 2):
@@ -163,6 +202,7 @@ def swaps(one: Cell, other: Cell, factor: int) -> list[str]:
 
 def table(cells: Sequence[Cell]) -> str:
     """Return perplexity at L, R_4 and R_8 of each encoding and cell as Markdown, by the last cell's perplexity."""
+    cells = align(*cells)
     head, columns = ["encoding"], dict[str, list[str]]()
     order = np.argsort(score(cells[-1].values, 1))
     for name in (cells[-1].encodings[place] for place in order):
@@ -178,26 +218,33 @@ def table(cells: Sequence[Cell]) -> str:
 def pairs_of(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:
     """Yield the pairs of cells that differ in one of width and training length."""
     for one, other in itertools.combinations(cells, 2):
-        if (one.width == other.width) != (one.train_len == other.train_len):
+        if one.train_len == other.train_len or one.width == other.width:
             yield one, other
 
 
 def orders(cells: Sequence[Cell]) -> str:
-    """Return tau between the orders of each two cells at L and of R_4, beside that of single seeds, as Markdown."""
+    """Return tau between the orders of each two cells at L, of R_4 and of R_8, as Markdown.
+
+    Beside it are tau between single seeds, and tau within groups of encodings that are close.
+    """
     body = []
     for one, other in pairs_of(cells):
-        for factor, what in ((1, "PPL at L"), (4, "R_4")):
+        for factor, what in ((1, "PPL at L"), (4, "R_4"), (8, "R_8")):
             middle, low, high = tau(one, other, factor)
-            within = ", ".join(f"{tau_of_single_seeds(each, each, factor):.2f}" for each in (one, other))
+            own = (tau_of_single_seeds(each, each, factor) for each in (one, other))
+            inside = [
+                f"{title} ({len(names)}): {tau(pick(one, names), pick(other, names), factor)[0]:.2f}"
+                for title, names in groups(one, other, factor).items() if len(names) > 2
+            ]  # fmt: skip
             body.append([
-                f"{one.name} and {other.name}", what, f"{middle:.2f} ({low:.2f} to {high:.2f})",
-                f"{tau_of_single_seeds(one, other, factor):.2f}", within,
-                "; ".join(swaps(one, other, factor)) or "none",
+                f"{one.name} and {other.name}", what,
+                f"{middle:.2f}" + ("" if math.isnan(low) else f" ({low:.2f} to {high:.2f})"),
+                f"{tau_of_single_seeds(one, other, factor):.2f}",
+                ", ".join("-" if math.isnan(each) else f"{each:.2f}" for each in own),
+                ", ".join(inside) or "-", "; ".join(swaps(one, other, factor)) or "none",
             ])  # fmt: skip
-    return markdown(
-        ["cells", "order of", "tau", "tau of single seeds", "in each cell", "pairs that are apart and change places"],
-        body,
-    )
+    head = ["cells", "order of", "tau", "single seeds", "in each cell", "within groups", "change places"]
+    return markdown(head, body)
 
 
 def slope(cells: Sequence[Cell], values: Sequence[Array]) -> Array:
@@ -212,7 +259,7 @@ def slope(cells: Sequence[Cell], values: Sequence[Array]) -> Array:
 
 def slopes(cells: Sequence[Cell]) -> str:
     """Return the slope of ln R_4 over ln parameters of each encoding at L = 64, with its interval, as Markdown."""
-    cells = [one for one in cells if one.train_len == 64]
+    cells = align(*(one for one in cells if one.train_len == 64))
     drawn = slope(cells, [draws(one) for one in cells])
     low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
     body = [
@@ -301,7 +348,7 @@ def claims(cells: Sequence[Cell]) -> Iterator[Claim]:
         if (64, 64) not in found or (256, 64) not in found:
             yield Claim(text, "64 x 64, 256 x 64", "-", "not run")
             continue
-        small, large = (np.exp(score(found[width, 64].values, 4)) for width in (64, 256))
+        small, large = (np.exp(score(one.values, 4)) for one in align(found[64, 64], found[256, 64]))
         meant = large[is_meant(small)]
         if not meant.size:
             yield Claim(text, "64 x 64, 256 x 64", "no encoding", "open")
@@ -317,7 +364,7 @@ def figure(cells: Sequence[Cell], path: Path) -> None:
     """Draw perplexity at L over RoPE's, and R_4, against the number of parameters, each seed as a point."""
     import matplotlib.pyplot as plt
 
-    cells = [one for one in cells if one.train_len == 64]
+    cells = align(*(one for one in cells if one.train_len == 64))
     names = cells[-1].encodings
     drawn, axes = plt.subplots(1, 2, figsize=(12, 5), layout="constrained")
     sizes = [one.params for one in cells]
@@ -335,6 +382,10 @@ def figure(cells: Sequence[Cell], path: Path) -> None:
                 axis.plot([size] * len(each), each, "o", markersize=3, color=color)
         axis.set_xscale("log")
         axis.set_yscale("log")
+        for formatted in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
+            formatted("{x:g}")
+        axis.set_xticks(sizes, [f"{size / 1e6:.2g} M" for size in sizes])
+        axis.set_xticks([], minor=True)
         axis.set_xlabel("parameters")
         axis.grid(alpha=0.3, which="both")
     axes[0].set(ylabel="perplexity / RoPE's", title="at L = 64 bytes")
@@ -356,7 +407,7 @@ def main(words: Sequence[str]) -> None:
         case ["table"]:
             print(table(read_cells(load("scaling"), read_older())))
         case ["orders"]:
-            print(orders(read_cells(load("scaling"), read_older())))
+            print(orders(read_cells(load("scaling"), read_older(), "steps")))
         case ["slopes"]:
             print(slopes(read_cells(load("scaling"), read_older())))
         case ["claims"]:

@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from experiments.scaling.scaling import Cell, claims, kendall, slope, swaps, tau, tau_of_single_seeds
+from experiments.scaling.scaling import (
+    Cell,
+    claims,
+    groups,
+    kendall,
+    pick,
+    slope,
+    swaps,
+    tau,
+    tau_of_single_seeds,
+)
 
 NAMES = tuple(f"e{number}" for number in range(12))
 
@@ -15,7 +25,7 @@ def cell(at_length, ratios, width=64, train_len=64, noise=0.0, seeds=3):
         noise * np.random.default_rng(width).normal(size=(len(at_length), seeds))
     )
     values = np.stack([near, near, near * np.asarray(ratios, float)[:, None], near], axis=-1)
-    return Cell(width, train_len, NAMES[: len(at_length)], values, 12 * 4 * width**2)
+    return Cell(width, train_len, NAMES[: len(at_length)], values, 12 * 4 * width**2, f"{width}")
 
 
 def test_tau_is_that_of_scipy():
@@ -36,6 +46,23 @@ def test_equal_orders_are_confirmed_and_a_clear_swap_refutes():
     swapped = cell(levels[[1, 0, *range(2, 12)]], ratios, width=128, noise=0.003)
     assert swaps(small, swapped, 1) == ["`e0` and `e1`"] and not swaps(small, swapped, 4)
     assert next(claims([small, swapped])).verdict == "refuted"
+
+
+def test_cells_are_compared_by_name():
+    """Whatever the order of their runs, and of the encodings that both have."""
+    levels, ratios = 4 * 1.03 ** np.arange(12), 1.3 ** np.arange(12)
+    small, large = cell(levels, ratios), cell(levels, ratios, width=128)
+    turned = pick(large, large.encodings[:3:-1])
+    assert tau(small, turned, 1)[0] == tau_of_single_seeds(small, turned, 4) == 1 and not swaps(small, turned, 1)
+    assert next(claims([small, turned])).verdict == "confirmed"
+
+
+def test_groups_are_close_at_both_cells():
+    ratios = [0.98, 0.99, 1.0, 1.2, 1.3, 1.4]
+    small, large = cell([4, 4.1, 4.2, 5, 6, 7], ratios), cell([3, 3.1, 3.05, 3.1, 6, 7], ratios[::-1], width=128)
+    assert groups(small, large, 1) == {"near the best": ["e0", "e1", "e2"]}
+    assert groups(small, large, 4) == {"level": [], "failing": []}
+    assert groups(small, small, 4) == {"level": ["e0", "e1", "e2"], "failing": ["e3", "e4", "e5"]}
 
 
 def test_differences_below_the_noise_confirm_nothing():
