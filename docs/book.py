@@ -41,7 +41,7 @@ STUDIES = {
     "tasks": "Right answers to longer items",
     "encoders": "Encoders on masked tokens",
     "pictures": "Pictures with rows and columns",
-    "scaling": "Twelve encodings at four widths, planned",
+    "scaling": "Twelve encodings at two widths: what a smaller model tells",
     "golden": "Other libraries on the golden vectors",
     "cost": "Speed and memory",
     "scale": "One run over several processes",

@@ -16,6 +16,7 @@ from experiments.intervals import coverage, unpaired, verdicts
 from experiments.leaderboard import leaderboard
 from experiments.pictures import pictures
 from experiments.recipe import recipe
+from experiments.scaling import scaling
 from experiments.tables import SLIDING, Seeds, by_setting, load, perplexities
 from experiments.tasks import tasks
 from experiments.train_short_test_long.gates import Study, gates
@@ -105,6 +106,19 @@ def test_hidden_tokens_of_encoders():
     assert bodies("encoders")[0] == of_markdown(encoders.table(cells))
     assert bodies("encoders")[2] == list(map(list, encoders.claims(cells, causal)))
     assert bodies("encoders")[3] == of_markdown(encoders.rates([*cells, *others]))
+
+
+def test_sizes():
+    runs, before = load("scaling"), scaling.read_older()
+    cells = scaling.read_cells(runs, before)
+    older = [run | {"part": "128x64"} for run in before]
+    made = {
+        0: scaling.orders(scaling.read_cells(runs, before, "steps")), 1: scaling.table(cells), 2: scaling.slopes(cells),
+        3: scaling.older(runs, before), 4: scaling.controls(runs, older), 6: scaling.rates(load("scaling", "rates")),
+    }  # fmt: skip
+    for number, table in made.items():
+        assert bodies("scaling")[number] == of_markdown(table), number
+    assert bodies("scaling")[8] == list(map(list, scaling.claims(cells)))
 
 
 def test_hidden_patches_of_pictures():
