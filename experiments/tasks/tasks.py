@@ -165,7 +165,9 @@ def flags_text(settings: Mapping[str, Any]) -> str:
 
 
 def is_held(run: Run, gate: Mapping[str, Any]) -> bool:
-    """Return whether a run is one that a gate is held to."""
+    """Return whether a run is one that a gate is held to. Those of part `longer` were trained for more steps."""
+    if run["part"] != "gates":
+        return False
     asked = {"train.length": gate["length"]} | gate.get("settings", {})
     named = run["encoding"] == gate["encoding"] and run["env"]["data_source"] == f"task:{gate['task']}"
     return named and all(run["settings"].get(name) == value for name, value in asked.items())
