@@ -1,5 +1,6 @@
 """Position policies: the laws of their draws, and that training, scores and generation have the drawn positions."""
 
+import dataclasses
 import functools
 import math
 from itertools import combinations
@@ -257,3 +258,10 @@ def test_offsets_are_unused_if_encodings_see_distances_alone():
 def test_offsets_are_measured_by_the_kernel_too():
     run = checked("alibi", "offset(longest=64)", **{"eval.executor": "kernel"})
     assert run.eval.executor == "kernel"
+
+
+def test_a_run_without_protocols_is_checked():
+    """As `config.json` may hold one. Its longest length is 0."""
+    run = run_config(base_config("rope"))
+    run = dataclasses.replace(run, eval=dataclasses.replace(run.eval, protocols=()))
+    assert check_run(run).eval.protocols == ()
