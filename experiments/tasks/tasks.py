@@ -165,7 +165,7 @@ def flags_text(settings: Mapping[str, Any]) -> str:
 
 
 def is_held(run: Run, gate: Mapping[str, Any]) -> bool:
-    """Return whether a run is one that a gate is held to. Those of part `longer` were trained for more steps."""
+    """Return whether a gate judges a run. It judges no run of the part `longer`, which has more steps."""
     if run["part"] != "gates":
         return False
     asked = {"train.length": gate["length"]} | gate.get("settings", {})

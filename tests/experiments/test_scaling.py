@@ -49,7 +49,7 @@ def test_equal_orders_are_confirmed_and_a_clear_swap_refutes():
 
 
 def test_cells_are_compared_by_name():
-    """Whatever the order of their runs, and of the encodings that both have."""
+    """The order of the runs does not matter. Encodings that one cell lacks are left out."""
     levels, ratios = 4 * 1.03 ** np.arange(12), 1.3 ** np.arange(12)
     small, large = cell(levels, ratios), cell(levels, ratios, width=128)
     turned = pick(large, large.encodings[:3:-1])

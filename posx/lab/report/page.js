@@ -235,7 +235,7 @@ function fillVerdicts() {
     const verdicts = rest.slice(0, 2).map((verdict) => (turned ? flip(verdict) : verdict));
     const ends = verdicts.flatMap((verdict) => verdict.slice(0, 2));
     const [value, ...texts] = (ofAnswers ? shareCells : ratioCells)([turned ? turn(effect) : effect, ...ends]);
-    const rule = (stride && !ofAnswers ? `${protocol}, stride ${stride}` : protocol) + (k === null ? "" : `, R_${k}`);
+    const rule = (stride ? `${protocol}, stride ${stride}` : protocol) + (k === null ? "" : `, R_${k}`);
     return [...(turned ? [m, n] : [n, m]).map((curve) => data.curves[curve].label), rule, tokens, value,
       ...verdicts.flatMap(([low, , p, word], i) => [{ value: low, text: low === null ? "-" : `${texts[2 * i].text}${ofAnswers ? " to " : "-"}${texts[2 * i + 1].text}` }, p, word]),
       rest[2]];
