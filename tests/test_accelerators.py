@@ -83,12 +83,13 @@ def transpositions(text):
     return [dims for dims in found if dims.split(", ")[:-3:-1] == [str(dims.count(",") - 1), str(dims.count(","))]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "heads", "mask", "tiles"),
     [
         (4, 12, posx.causal(), {(1024, 1024), (1024, 2048), (512, 3072), (512, 4096)}),
-        pytest.param(1, 2, posx.causal(), {(1024, n) for n in (1024, 2048, 3072, 4096)}, marks=pytest.mark.slow),
-        pytest.param(1024, 12, posx.causal(), {(128, 128)}, marks=pytest.mark.slow),
+        (1, 2, posx.causal(), {(1024, n) for n in (1024, 2048, 3072, 4096)}),
+        (1024, 12, posx.causal(), {(128, 128)}),
         (4, 12, posx.window(512), {(512, 512)}),
     ],
 )
@@ -147,8 +148,9 @@ def test_a_cached_step_is_lowered_for_accelerators(case, platform):
     assert not faults(lowered(step, platform, model.abstract(), shape_of(ROWS, 1, dtype="int32"), cache))
 
 
+@pytest.mark.slow
 @every_accelerator
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_training_is_lowered_for_accelerators(dtype, platform):
     model = make_model(ModelConfig(2, 16, 2, dtype=dtype, dropout=0.1), ["rope", "shaw"], 7, LENGTH)
     config = TrainConfig(length=LENGTH, batch_size=4, steps=9, accumulation=2, executor="blockwise")
@@ -172,6 +174,7 @@ def precisions(text):
     return {found[1] if (found := re.search(r"precision = \[(\w+)", line)) else "DEFAULT" for line in wide}
 
 
+@pytest.mark.slow
 def test_float32_is_what_the_settings_say_on_an_accelerator():
     """Evaluation multiplies in full float32, training in the device's own precision, unless they are asked."""
     model = make_model(ModelConfig(1, 16, 2), ["alibi"], 7, LENGTH)
@@ -242,6 +245,7 @@ def test_numbers_by_position_are_not_rounded(case):
         assert not rounded, call[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "executor"), [("shaw", even_tiles), ("t5", even_tiles), ("deberta-p2c", "blockwise")])
 def test_the_forms_of_accelerators_agree_with_those_of_cpus(case, executor, monkeypatch):
     """DeBERTa has tiles of whole rows: two parts of the queries in blocks of 4, with strips that end at its reach."""

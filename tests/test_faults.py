@@ -30,6 +30,7 @@ def test_kills_lose_nothing():
     assert "3 kills over" in done.stdout
 
 
+@pytest.mark.slow
 def test_unexpected_answers_are_noticed():
     code = (
         "import tests.faults.__main__ as faults, tests.faults.table as t\n"

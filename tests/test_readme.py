@@ -27,6 +27,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 OWN, FROM_PYTHON = (next(b for b in BLOCKS if word in b) for word in ("class LogDecay", "posx.attend"))
 
 
+@pytest.mark.slow
 def test_own_encoding_trains_and_generates(capsys, monkeypatch, tmp_path):
     """The 15 lines, saved as the README says, are found by the command in another process, from another folder."""
     (tmp_path / "my_encoding.py").write_text(OWN)
@@ -51,6 +52,7 @@ def test_own_encoding_trains_and_generates(capsys, monkeypatch, tmp_path):
     assert code == 0 and out.startswith("the"), err
 
 
+@pytest.mark.slow
 def test_own_encoding_passes_the_checks(tmp_path, monkeypatch):
     (tmp_path / "my_checked_encoding.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
@@ -63,6 +65,7 @@ def test_own_encoding_is_short():
     assert len(body) <= 15
 
 
+@pytest.mark.slow
 def test_python_example(tmp_path, monkeypatch, whole):
     """The second half needs the run of the quickstart that it names: here a tiny one."""
     (tmp_path / "README.md").write_text(README)

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from posx.attention import EXECUTORS
 from posx.conformance import DIMS
 from posx.evaluation.protocols import PROTOCOLS
@@ -80,6 +82,7 @@ with RunFolder(Path(sys.argv[1])).hold():
 """
 
 
+@pytest.mark.slow
 def test_posx_without_a_model_and_without_fcntl(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_FCNTL, str(tmp_path)], env=tiny.environment(), capture_output=True, text=True

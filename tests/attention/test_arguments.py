@@ -259,6 +259,7 @@ def test_an_encoding_made_for_other_sizes_is_refused(case):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_registered_encodings_fit_the_sizes_they_are_made_for():
     for name in posx.ENCODINGS:
         encoding, params = built(name, XL)

@@ -112,6 +112,7 @@ def test_missing_and_non_finite_answers_are_wrong(bench):
     assert errors({"o": np.array([np.nan, -2.0])}, truth) == {"o": float("inf"), "q": float("inf")}
 
 
+@pytest.mark.slow
 def test_failing_contestant_is_reported_and_others_continue(bench, monkeypatch, capsys):
     def refuses(case):
         raise ValueError("not for me\nat all")

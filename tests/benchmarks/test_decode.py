@@ -10,6 +10,7 @@ from tests.benchmarks.tables import cells, middle
 WORDS = "decode --prompt=6 --new=5 --layers=1 --width=16 --heads=2 --samples=2 --rounds=1".split()
 
 
+@pytest.mark.slow
 def test_table_and_stored_numbers_agree(bench, tmp_path, capsys):
     bench.main([*WORDS, "--encodings=nope", f"--out={tmp_path}/d.json", f"--figure={tmp_path}/d.png"])
     shown, report = cells(capsys.readouterr().out), json.loads((tmp_path / "d.json").read_text())

@@ -9,6 +9,7 @@ import pytest
 from tests.benchmarks.tables import cells, middle
 
 
+@pytest.mark.slow
 def test_tables_and_stored_numbers_agree(bench, tmp_path, capsys):
     words = "train --shape=tiny --contestants=posx,one_device --rounds=1 --steps=1".split()
     words.append("--encodings=nope, learned( num_positions = 99 )+alibi")

@@ -661,6 +661,7 @@ def test_limit_is_stated_by_the_last_position():
     assert np.isnan(traced[0, 40]).all() and np.isfinite(traced[0, :40]).all()
 
 
+@pytest.mark.slow
 def test_numpy_computes_what_jax_computes():
     """Loops and branches are followed. JAX computes what NumPy computes otherwise, such as quotients of integers."""
 

@@ -138,6 +138,7 @@ def test_sums_by_chunks_are_those_of_the_whole():
     assert_allclose(np.concatenate(found), whole, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_fox_skips_forgotten_tiles():
     """The same outputs and gradients; and a value that would poison all who meet it, met by nobody far away."""
     encoding, pos = posx.build("rope+alibi+fox", DIMS), np.arange(128, dtype=np.int32)

@@ -200,7 +200,8 @@ def test_revised_keys_give_the_full_pass(spec):
     assert_allclose(np.where(idx[..., None] < 0, 0, found), whole, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("length", [300, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [300, 2000])
 def test_keys_stay_exact_over_thousands_of_revisions(length):
     model, params, tokens, idx, whole = strong_model("path", length)
     found = through_cache(model, params, tokens, idx, [1])

@@ -74,6 +74,7 @@ def put_runs(folder, rates, planned=100, ends=(), **facts):
         (run / "metrics.jsonl").write_text("".join(json.dumps(with_checksum(line | speed)) + "\n" for line in lines))
 
 
+@pytest.mark.slow
 def test_table_compares_runs_of_one_seed(tmp_path):
     """Against the encoding of the median loss. The seconds are the tokens of each run by its own speed."""
     put_runs(tmp_path, {"alibi": 2.0, "rope": 1.0, "t5": 0.5})

@@ -81,6 +81,7 @@ def test_prompts_of_unequal_length_equal_each_alone(spec):
         assert row.tolist() == recomputed(model, params, start, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", first(["rope", "t5", "fox", "cope", "dape", "path", "learned"], ("fox",)))
 def test_a_row_does_not_depend_on_its_batch(name):
     """Neither on the other prompts, nor on their number, nor on the number of tokens asked for."""
@@ -137,9 +138,8 @@ def compilations():
 STRETCHED = {"name": "learned", "num_positions": 20, "beyond": "interpolate"}
 
 
-@pytest.mark.parametrize(
-    "spec", ["rope", *(pytest.param(spec, marks=pytest.mark.slow) for spec in (STRETCHED, "shaw"))], ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["rope", STRETCHED, "shaw"], ids=str)
 def test_many_lengths_need_at_most_eight_programs(spec):
     model, params = trained(spec)
     lengths = [(prompt, new) for prompt in (1, 21, 64, 300) for new in (1, 3, 6)]

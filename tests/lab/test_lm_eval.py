@@ -269,6 +269,7 @@ def written(model, prompts, **settings):
     return model.generate_until([types.SimpleNamespace(args=(prompt, settings)) for prompt in prompts])
 
 
+@pytest.mark.slow
 def test_repeated_samples_differ_at_every_batch_size(harness):
     prompts = ["kara"] * 6 + ["losto"] * 2
     found = [written(harness(batch_size=rows), prompts) for rows in (8, 3)]

@@ -93,6 +93,7 @@ def words(site, folder, encoding="rope", objective="masked"):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_run_of_masked_tokens_is_measured_by_pseudo_perplexity(run_folder):
     """The row at 4 L is the mean of -log p at hidden tokens, from the logits of the loaded model."""
     folder = RunFolder(run_folder)

@@ -79,7 +79,8 @@ def test_log_probs_are_those_of_a_distribution():
     np.testing.assert_allclose(found, np.take_along_axis(every, np.asarray(targets)[..., None], -1)[..., 0], rtol=1e-5)
 
 
-@pytest.mark.parametrize("tied", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [True, False])
 def test_a_model_never_holds_the_logits_of_all_tokens(monkeypatch, tied):
     model, tokens = small(tied=tied, num_layers=1), text(4, 65)
     params = model.init(jax.random.key(0))

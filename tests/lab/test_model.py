@@ -177,8 +177,9 @@ def test_mask_policy_cycles_and_hides_tokens():
     assert pattern == (posx.window(4), posx.causal(), posx.window(4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "spec", ["rope+learned_sinks", pytest.param("self_extend(window=4, group=0)", marks=pytest.mark.slow)]
+    "spec", ["rope+learned_sinks", "self_extend(window=4, group=0)"]
 )
 def test_windows_and_sinks_are_those_of_the_text_in_the_cache(spec):
     """The sinks of a left-padded prompt are its own first tokens, not the first slots."""
@@ -557,6 +558,7 @@ def test_a_few_steps_lower_the_loss(name):
     assert not still, f"these parameters got no gradient: {still}"
 
 
+@pytest.mark.slow
 @optax_user
 def test_accumulated_parts_equal_the_whole_batch():
     model = small("rope", num_layers=1)
@@ -571,6 +573,7 @@ def test_accumulated_parts_equal_the_whole_batch():
     assert max(jax.tree.leaves(moved)) < 0.05 * TRAIN.learning_rate
 
 
+@pytest.mark.slow
 @optax_user
 def test_dropout_differs_between_steps_and_rows():
     model = small("nope", dropout=0.5, num_layers=1)
@@ -714,6 +717,7 @@ def test_cached_takes_positions_that_all_rows_share():
 ORDERS = ([[0, 1, 2, -1], [4]], [[0, 1, 2, 3], [0]], [[0, 1, 1, 2], [3]], [[-1, -1, -1, 0], [0]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("orders", ORDERS)
 def test_cached_refuses_orders_that_do_not_go_on(orders):
     model = make_model(ModelConfig(num_layers=1, model_dim=16, num_heads=2), "alibi", 50, 16)

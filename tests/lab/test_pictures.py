@@ -98,6 +98,7 @@ def test_a_cached_picture_equals_one_pass(policy):
         model(params, tokens, None)
 
 
+@pytest.mark.slow
 def test_a_model_that_reads_no_position_takes_axes():
     model = make_model(ModelConfig(num_layers=2, model_dim=16, num_heads=2), "nope", 9, 16)
     params, tokens = model.init(jax.random.key(0)), np.zeros((2, 16), np.int32)

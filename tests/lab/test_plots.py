@@ -60,6 +60,7 @@ def one_curve(made: list[dict[str, Any]], encoding: str) -> groups.Curve:
     return next(curve for curve in points.perplexity_curves(panel) if curve.label == encoding)
 
 
+@pytest.mark.slow
 def test_all_draws_every_figure_that_the_rows_allow(tmp_path: pathlib.Path) -> None:
     folder = write(tmp_path, sweep_rows())
     (folder / f"alibi_L{L}_s0" / "metrics.jsonl").write_text(logged(5.5, 2.5))
@@ -157,6 +158,7 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_averaged() -> None:
 HOSTILE = ["$\\nosuch{$", "_hidden", "a\nb\t<script>alert(1)</script>|", "x" * 10_000, "\u202eevil 位置\x00", ""]
 
 
+@pytest.mark.slow
 def test_hostile_names_are_shown_literally(tmp_path: pathlib.Path) -> None:
     made = [dict(row("alibi", length), run_id=name, encoding=name) for name in HOSTILE for length in (64, 128)]
     folder = write(tmp_path, made)
@@ -171,6 +173,7 @@ def test_hostile_names_are_shown_literally(tmp_path: pathlib.Path) -> None:
     assert "<script" not in table and all(line.count(" | ") == 4 for line in table.splitlines() if line.startswith("|"))
 
 
+@pytest.mark.slow
 def test_svg_bytes_do_not_change(tmp_path: pathlib.Path) -> None:
     folder = write(tmp_path, sweep_rows(FIVE[:3]))
     first = {path.name: path.read_bytes() for path in plots.plot(folder, "extrapolation")}
@@ -205,6 +208,7 @@ def test_figures_do_not_depend_on_mplbackend(tmp_path: pathlib.Path, asked: str,
     assert (folder / "figures" / "ratio.svg").read_bytes() == plain
 
 
+@pytest.mark.slow
 def test_an_encoding_has_one_colour_everywhere() -> None:
     made = sweep_rows()
     panel, at = panels([one for one in made if one["protocol"] == "nonoverlapping"])[0], panels(made)[1]
@@ -483,6 +487,7 @@ def test_runs_without_a_measurement_leave_no_table(tmp_path: pathlib.Path, capsy
     assert not (folder / "table.md").exists() and command in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_failed_single_and_pending_runs_are_drawn(tmp_path: pathlib.Path) -> None:
     folder = write(tmp_path, [row("learned", length, status="oom", ppl=None, nll=None) for length in (64, 128)])
     (folder / "rope-pending").mkdir()

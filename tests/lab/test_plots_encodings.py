@@ -36,6 +36,7 @@ def test_rope_bound_matches_its_definition() -> None:
     assert effects.rope_bound(8, np.array([0, 5])) == pytest.approx([2.5, sum(sums) / 4])
 
 
+@pytest.mark.slow
 def test_the_bound_is_drawn_for_its_own_frequencies_alone() -> None:
     specs = {"rope(base=500)": True, "rope(frequencies=periodic(periods=(2,)))": False}
     for spec, is_drawn in specs.items():
@@ -50,6 +51,7 @@ def test_without_runs_the_catalogue_is_drawn(tmp_path: pathlib.Path) -> None:
     assert [subject.name for subject in effects.catalogue()] == ["nope", "sinusoidal", "rope", "t5", "alibi"]
 
 
+@pytest.mark.slow
 def test_a_folders_own_encodings_are_drawn_as_trained(tmp_path: pathlib.Path, whole: pathlib.Path) -> None:
     """With its own heads and sizes; a run without a checkpoint is drawn as initialised, one that cannot be read not."""
     shutil.copytree(whole, tmp_path / "trained")
@@ -71,6 +73,7 @@ def test_a_folders_own_encodings_are_drawn_as_trained(tmp_path: pathlib.Path, wh
     )
 
 
+@pytest.mark.slow
 def test_logits_without_content_are_what_every_hook_gives() -> None:
     """The bias by distance, a term inside the scale, and their sum in a chain; rotations give none."""
     slopes = -np.outer([1 / 16, 1 / 256], np.arange(16))
@@ -114,6 +117,7 @@ def test_what_depends_on_the_text_is_drawn_for_random_tokens() -> None:
     assert effects.random_token_change(subject("nope")) is None
 
 
+@pytest.mark.slow
 def test_arrays_that_start_at_zero_are_drawn_at_random() -> None:
     """Those of CoPE, whose picture would be empty."""
     figure = pictures.encodings([effects.initial("cope", build("cope", DIMS), DIMS)])

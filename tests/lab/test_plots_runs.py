@@ -461,6 +461,7 @@ def test_the_figure_across_lengths_names_what_differs(tmp_path: pathlib.Path, dr
     assert "If a label does not say otherwise: model_dim=128" in words(figure)
 
 
+@pytest.mark.slow
 def test_long_titles_stay_clear_of_other_panels(tmp_path: pathlib.Path, draw: Draw) -> None:
     long = ("my_encodings:AnotherOfThem(gain=3)", "alibi+my_encodings:Mine(first=1, second=2)", "rope", "t5", "alibi")
     for number, text in enumerate(long):

@@ -154,6 +154,7 @@ def test_offsets_train_a_table_beyond_the_training_length():
         scores(np.pad(wide, ((0, 0), (0, 1))))
 
 
+@pytest.mark.slow
 def test_scores_and_loaded_models_have_the_measured_positions():
     model, positions = make_model(SIZES, "rope", VOCAB, L), draws("randomised(longest=40)", seed=3)
     params = rough(model)
@@ -166,7 +167,8 @@ def test_scores_and_loaded_models_have_the_measured_positions():
     assert np.abs(logits - Apply(model)(params, read)).max() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["rope", pytest.param("transformer_xl", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rope", "transformer_xl"])
 def test_generated_text_has_the_positions_of_its_whole_length(name):
     model, positions = make_model(SIZES, name, VOCAB, L), draws("randomised(longest=400)")
     params, prompt = rough(model), np.array([1, 2, 3, 4], np.int32)

@@ -138,6 +138,7 @@ def test_evaluate_computes_only_what_is_missing(capsys, workdir):
     assert (workdir / "eval.jsonl").read_bytes() == after
 
 
+@pytest.mark.slow
 def test_evaluate_under_the_protocols_of_other_libraries(capsys, workdir):
     """Each keeps its rows. Windows without overlap score other tokens, and no table has both."""
     words = ["evaluate", f"--workdir={workdir}", "--protocol=lm_eval_rolling,hf_strided", "--num_targets=400"]
@@ -265,7 +266,8 @@ def test_the_bar_of_an_evaluation_weighs_windows_by_cost(capsys, workdir, monkey
 
 
 # One is evaluated in this process, several are evaluated in a process each.
-@pytest.mark.parametrize("distances", [(30,), pytest.param((30, 40), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("distances", [(30,), (30, 40)])
 def test_evaluate_puts_other_encodings_on_trained_weights(capsys, workdir, distances):
     """Each is a run of its own beside the trained one. Its rows name the run whose weights they measure."""
     before = {path: path.read_bytes() for path in workdir.glob("*.json*")}

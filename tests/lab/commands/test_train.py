@@ -132,6 +132,7 @@ with RunFolder(Path(sys.argv[1])).hold():
 """
 
 
+@pytest.mark.slow
 def test_a_folder_in_use_names_the_process_until_it_died(capsys, site, workdir):
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(workdir)], stdout=subprocess.PIPE, text=True)
     try:

@@ -43,6 +43,7 @@ def filled(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_a_second_process_compiles_nothing_again(filled):
     """It shows the warnings of others."""
     hits, misses, said = compiling(filled, WARN="Error reading something else")
@@ -75,6 +76,7 @@ def test_pruning_keeps_the_programs_that_were_used_last(tmp_path):
     assert left(0) == {"mine/e"} and left(0) == {"mine/e"}
 
 
+@pytest.mark.slow
 def test_a_start_deletes_the_program_used_longest_ago(filled):
     folder = filled / "compiled" / machine_key()
     programs = list(folder.iterdir())

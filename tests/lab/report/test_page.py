@@ -66,6 +66,7 @@ def test_report_holds_the_numbers_of_the_rows(capsys, tmp_path):
     assert data["positions"][0]["points"]
 
 
+@pytest.mark.slow
 def test_copies_of_the_page_are_those_of_posx_table(capsys, tmp_path):
     for seed in range(2):
         put(tmp_path / "sweep", "rope", seed)

@@ -99,6 +99,7 @@ def test_open_fields_of_a_rule_follow_the_named_one():
     assert rope.frequencies == Yarn(factor=8).resolve(run.dims)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("window", "other"), [(16, 15), (1000, 999)])
 def test_remaps_that_differ_at_one_distance_are_two_runs(window, other):
     """Self-Extend moves distance 15 if w = 15. All other distances are those of w = 16."""

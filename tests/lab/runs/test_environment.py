@@ -44,6 +44,7 @@ for words in sys.argv[2:]:
 """
 
 
+@pytest.mark.slow
 def test_a_path_that_cannot_be_passed_on_is_refused(site, whole, tmp_path):
     workdir, config = tmp_path / "\u00e9", f"--config={site / 'tiny.py'}"
     shutil.copytree(whole, workdir)

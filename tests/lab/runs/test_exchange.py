@@ -229,6 +229,7 @@ def test_other_shapes_are_not_exported_to_hugging_face(capsys, whole, tmp_path):
     refused(capsys, 2, [*words, f"--to={tmp_path / 'out.bin'}"], "must end with .safetensors")
 
 
+@pytest.mark.slow
 def test_training_starts_from_the_weights_of_another_run(capsys, site, tmp_path):
     """Arrays of equal name and shape are kept, others are fresh or dropped; the same command resumes."""
     words = ["train", f"--config={site / 'tiny.py'}:nope", f"--from={site / 'whole'}", f"--workdir={tmp_path / 'run'}"]

@@ -30,6 +30,7 @@ def facts_of(encoding, source, length, count=12, without_content=False, heads=4,
     return items, model, params, attention_facts(model, params, items, "highest", pos=pos)
 
 
+@pytest.mark.slow
 def test_numbers_are_means_over_scored_queries(monkeypatch):
     monkeypatch.setattr(mechanism, "LARGEST_WEIGHTS", 5 * 4 * 24**2)  # three batches, the last of them filled up
     pos = 3 * sequential(24)
@@ -51,6 +52,7 @@ def test_numbers_are_means_over_scored_queries(monkeypatch):
     assert found["zero_weights"] == found["zero_weights_bfloat16"] == 0 and found["attention_items"] == 12
 
 
+@pytest.mark.slow
 def test_equal_weights_are_known_in_closed_form():
     """Without content NoPE looks at all tokens alike: weight 1 / n and entropy log n of a query that sees n."""
     items, _, _, found = facts_of("nope", "task:unique_copy(symbols=20)", 16, without_content=True)
@@ -80,6 +82,7 @@ def test_far_weight_of_a_text_is_of_distances_of_l_or_more():
     assert window_items(stream, windows, 33, 9) is None
 
 
+@pytest.mark.slow
 def test_zeros_are_the_weights_that_alibi_underflows():
     """Without content a weight is exp(-slope r) over their sum, which is at most 1 / (1 - exp(-slope))."""
     length, slopes = 420, 2.0 ** -np.arange(1, 9)

@@ -96,6 +96,7 @@ def test_rows_of_another_run_or_version_are_measured_again(capsys, workdir):
     assert [row["schema_version"] for row in tiny.rows(aside)] == [3] * len(before)
 
 
+@pytest.mark.slow
 def test_a_run_has_one_set_of_targets_whatever_is_asked_when(capsys, workdir):
     """Those of the longest windows ever: a longer one moves them, and what was there is measured again."""
     words = ("--protocol=sliding,nonoverlapping",)
@@ -154,6 +155,7 @@ def old_figure(folder, kind: str):
     return figures / f"{kind}.png"
 
 
+@pytest.mark.slow
 def test_figures_and_tables_follow_the_rows(capsys, workdir):
     """Those of a sweep as well; none are made where there were none, and a folder of other pictures is no figures."""
     stale, other = old_figure(workdir.parent, "extrapolation"), workdir / "figures" / "photo.png"
@@ -163,6 +165,7 @@ def test_figures_and_tables_follow_the_rows(capsys, workdir):
     assert stale.read_bytes().startswith(b"\x89PNG") and [path.name for path in other.parent.iterdir()] == ["photo.png"]
 
 
+@pytest.mark.slow
 def test_table_is_drawn_again_without_figures_and_compared(capsys, workdir):
     """The printed table holds the rows of the command; which file holds more is said."""
     plots.plot(workdir)
@@ -176,6 +179,7 @@ def test_table_is_drawn_again_without_figures_and_compared(capsys, workdir):
     assert code == 0 and out.startswith((workdir / "table.md").read_text().splitlines()[0]) and "R_2" in out
 
 
+@pytest.mark.slow
 def test_what_is_not_of_posx_in_the_folders_above_is_left_alone(capsys, workdir):
     own = {workdir.parent / "table.md": "mine", workdir.parent / "figures" / "training.png": "mine too"}
     for path, text in own.items():
@@ -220,6 +224,7 @@ def test_junk_among_the_rows_of_a_run_changes_nothing(capsys, workdir):
     assert job.outcome().startswith("ppl ") and "evaluating" in job.state() and 0 < job.progress() < 1
 
 
+@pytest.mark.slow
 def test_damaged_rows_are_measured_again(capsys, workdir):
     """Their fields may be missing, or of a type that is not theirs."""
     stored = rows_of(workdir, "nonoverlapping")

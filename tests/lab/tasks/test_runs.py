@@ -35,6 +35,7 @@ def majority(site, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_rows_count_right_answers_at_every_length(majority):
     rows = RunFolder(majority).measured_rows()
     assert [(row["protocol"], row["eval_len"], row["num_items"]) for row in rows] == [
@@ -69,6 +70,7 @@ def test_a_solved_run_is_finished_everywhere(majority, tmp_path):
     assert describe(run).count("at most 166,400 tokens") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", ["before it said so", "before it was saved"])
 def test_a_killed_run_ends_at_the_same_step(majority, tmp_path, capsys, killed):
     """It restores the solved state, or one before it."""
@@ -100,6 +102,7 @@ def test_items_of_the_stop_are_drawn_apart():
     assert not rows[0] & rows[1] and not rows[0] & rows[2]
 
 
+@pytest.mark.slow
 def test_exact_match_is_that_of_greedy_answers(majority):
     row = RunFolder(majority).measured_rows()[1]
     items = prepare(DataConfig(source="task:binary_majority")).items(23, 13, 300)

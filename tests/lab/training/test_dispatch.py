@@ -39,6 +39,7 @@ def made_in(counts: tuple[int, ...], size: int):
     return state, losses
 
 
+@pytest.mark.slow
 def test_steps_in_one_call_are_the_steps_one_by_one():
     state, losses = init_state(MODEL, CONFIG), []
     for tokens in TOKENS:
@@ -50,6 +51,7 @@ def test_steps_in_one_call_are_the_steps_one_by_one():
     assert int(together["step"]) == STEPS
 
 
+@pytest.mark.slow
 def test_where_a_run_is_cut_changes_no_bit():
     wanted = made_in((7,), 8)
     for counts, size in (((4, 3), 8), ((1,) * 7, 8), ((2, 5), 8), ((3, 3, 1), 3)):

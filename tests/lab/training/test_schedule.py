@@ -35,6 +35,7 @@ def test_rates_of_one_update_and_of_warm_up_alone():
     assert rates(steps=3, warmup_steps=4).tolist() == [2, 4, 6]
 
 
+@pytest.mark.slow
 def test_the_first_and_the_last_update_move_by_their_rates():
     config = TrainConfig(learning_rate=8.0, final_learning_rate=0.5, steps=8, warmup_steps=4, weight_decay=0.0)
     optimizer = make_optimizer(config, make_model(ModelConfig(num_layers=1, model_dim=8, num_heads=1), "nope", 5, 16))
