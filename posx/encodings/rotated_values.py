@@ -25,7 +25,9 @@ class RotatedValues(Composite):
 
     base: Encoding = Rope()  # noqa: RUF009 (a value)
 
-    about = About("arXiv 2606.24975", "further than its base in its paper; not measured")
+    about = About(
+        "arXiv 2606.24975", "further than its base in its paper; rises from 1.5 L on accumulated rotations here"
+    )
 
     def resolve(self, dims: Dims) -> Self:
         if not (self.base.planes and self.base.acts_on("query") and self.base.acts_on("key")):

@@ -178,9 +178,7 @@ def test_mask_policy_cycles_and_hides_tokens():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "spec", ["rope+learned_sinks", "self_extend(window=4, group=0)"]
-)
+@pytest.mark.parametrize("spec", ["rope+learned_sinks", "self_extend(window=4, group=0)"])
 def test_windows_and_sinks_are_those_of_the_text_in_the_cache(spec):
     """The sinks of a left-padded prompt are its own first tokens, not the first slots."""
     model = small(spec, mask_policy=("window(size=4, sinks=2)", "causal"))
