@@ -52,6 +52,7 @@ class Cell(NamedTuple):
     """One width and one training length.
 
     name: as the tables show it.
+    is_control: whether it has other settings than the cells of the design.
     encodings: of the runs, in the order of the first dimension below.
     values: perplexity by [encoding, seed, factor], factors 1, 2, 4, 8; nan if there is no loss.
     params: the mean number of parameters.
@@ -63,6 +64,7 @@ class Cell(NamedTuple):
     values: Array
     params: float
     name: str = ""
+    is_control: bool = False
 
 
 def read_cells(runs: Sequence[Run], older: Sequence[Run] = (), control: str = "") -> list[Cell]:
@@ -90,7 +92,7 @@ def read_cells(runs: Sequence[Run], older: Sequence[Run] = (), control: str = ""
                     values[line, :, column] = found_here
         params = fmean(run["num_params"] for run in members)
         name = f"{width}, {part}" if part == control else f"{width}, L = {length}"
-        cells.append(Cell(width, length, tuple(by_name), values, params, name))
+        cells.append(Cell(width, length, tuple(by_name), values, params, name, part == control))
     return sorted(cells, key=lambda cell: (cell.train_len, cell.width, cell.name))
 
 
@@ -214,9 +216,10 @@ def table(cells: Sequence[Cell]) -> str:
 
 
 def pairs_of(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:
-    """Yield the pairs of cells that have an equal width or an equal training length."""
+    """Yield the pairs of cells that differ in the width or in the training length alone. A control differs in more."""
     for one, other in itertools.combinations(cells, 2):
-        if one.train_len == other.train_len or one.width == other.width:
+        same_width = one.width == other.width and not (one.is_control or other.is_control)
+        if one.train_len == other.train_len or same_width:
             yield one, other
 
 
