@@ -132,6 +132,7 @@ def test_run_of_masked_tokens_resumes_bit_for_bit(run_folder, tmp_path, site, ca
     assert tiny.digests(again, 8) == tiny.digests(run_folder, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "wanted"),
     [
@@ -185,6 +186,7 @@ def test_other_objectives_refuse_what_is_of_masked_runs(site, tmp_path, capsys, 
     refused(capsys, 2, [*words(site, tmp_path / "run", objective=objective), *more], wanted, "masked")
 
 
+@pytest.mark.slow
 def test_settings_of_masked_runs_are_resolved_and_read_back(run_folder):
     values = json.loads((run_folder / "config.json").read_text())
     assert values["asked"]["model"]["mask_policy"] == [] and values["model"]["mask_policy"] == ["full"]
