@@ -3,8 +3,9 @@
     posx sweep --config tasks_cpu --workdir runs/tasks_cpu
 
 The ten classic encodings on binary majority, unique copy and flip-flop. `:catalogue` takes every encoding of the
-leaderboard, `:more` the ten on other tasks of posx, `:recall` the ten on associative recall (MQAR) with 10,000 steps.
-Hardware and time: 2 CPU cores, about two hours; `:catalogue` ten. The same command resumes.
+leaderboard, `:more` the ten on other tasks of posx. `:recall` takes every encoding with keys that see the token before,
+on associative recall (MQAR) and unique copy.
+Hardware and time: 2 CPU cores, about two hours; `:catalogue` ten, `:recall` one. The same command resumes.
 Expect and read: experiments/tasks.
 """
 
@@ -16,8 +17,11 @@ from posx.lab.config.sections import CLASSIC
 TASKS = {"binary_majority": 2e-3, "unique_copy(symbols=128)": 5e-3, "flip_flop": 2e-3}
 #: Tasks that have items of 65 to 256 tokens.
 MORE = ("majority", "sort(symbols=128)", "repeat_copy", "parity", "addition", "selective_copy", "passkey", "s5")
-#: A model needs more steps to recall than to copy.
-RECALL = "mqar(symbols=16)"
+#: Without a key that sees the token before, RoPE does not learn the first in 10,000 steps.
+RECALL = {"mqar(symbols=16)": 5e-3, "unique_copy(symbols=128)": 5e-3}
+SEEING_BACK = (
+    *(f"key_offset+{name}" for name in ENTRIES if name != "key_offset"), "key_offset+rope(rotary_dim=16)", "canon+rope",
+)  # fmt: skip
 
 
 def get_config(arg: str = ""):
@@ -41,8 +45,8 @@ def get_config(arg: str = ""):
     elif arg == "more":
         tasks = dict.fromkeys(MORE, 2e-3)
     elif arg == "recall":
-        tasks = {RECALL: 5e-3}
-        config.train.steps = 10000
+        tasks = RECALL
+        config.sweep.encodings = SEEING_BACK
     elif arg:
         raise ValueError(f"{arg!r} is unknown: nothing for the ten, 'catalogue', 'more' or 'recall'")
     config.sweep.axes = {

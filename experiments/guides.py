@@ -226,7 +226,7 @@ def recall(entries: dict[str, Entry]) -> str:
     columns = [(task, k) for task in tasks.tasks_in(cells) if task != "binary_majority" for k in (2, 4)]
     body = []
     for name in sorted(cells, key=lambda name: (name in UNDEFINED, SHOWN.index(name))):
-        answers = (tasks.values_at(cells[name][task], k, tasks.metric_of(task)) for task, k in columns)
+        answers = (tasks.values_at(cells[name][task], k) for task, k in columns)
         body.append([link(name), entries[name].ratio(16), *map(tasks.range_text, answers)])
     heads = (f"{tasks.short_name(task).replace('_', ' ')}, {k} L" for task, k in columns)
     return markdown(["encoding", "R_16 on text", *heads], body)

@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.tables import HERE, load, markdown
+from experiments.tables import HERE, Run, load, markdown, rows_of
+from experiments.tasks.tasks import values_at
 
 #: The most symbols that 206 tokens hold, twice those of training.
 SYMBOLS, LENGTH = 101, 206
@@ -43,13 +44,13 @@ def measure(folder: Path) -> dict[str, Any]:
     place = jnp.arange(1, SYMBOLS + 1)
 
     @jax.jit
-    def count(keys: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def count(keys: jax.Array) -> tuple[jax.Array, jax.Array]:
         items = draw_rows(UniqueCopy(), keys, jnp.int32(51), jnp.int32(SYMBOLS), LENGTH)
         assert items.source is not None
         found = model(params, items.tokens[:, :-1], None).argmax(-1)
         wrong = items.scored[:, 1:] & (found != items.tokens[:, 1:])
         at = items.source[:, 1:, None] == place
-        return (~wrong.any(1)).sum(), at.sum((0, 1)), (at & wrong[..., None]).sum((0, 1))
+        return at.sum((0, 1)), (at & wrong[..., None]).sum((0, 1))
 
     @jax.jit
     def before(keys: jax.Array) -> jax.Array:
@@ -57,54 +58,64 @@ def measure(folder: Path) -> dict[str, Any]:
         return model.read_attention(params, tokens, None, lambda weights, _: weights[:, :, place, place - 1])[0]
 
     keys = jax.random.split(jax.random.key(0), (ITEMS // BATCH, BATCH))
-    right, read, wrong = (np.sum(each, 0).tolist() for each in zip(*map(count, keys), strict=True))
+    read, wrong = (np.sum(each, 0).tolist() for each in zip(*map(count, keys), strict=True))
     weights = np.asarray(before(keys[0])).max(1).mean(0)  # of the head that has most, if there are several
-    return {"right": right / ITEMS, "read": read, "wrong": wrong, "before": weights.round(4).tolist()}
+    return {"read": read, "wrong": wrong, "before": weights.round(4).tolist()}
 
 
 def measured(folder: Path, name: str) -> list[dict[str, Any]]:
     """Return the numbers of each finished run in a folder."""
     found = []
     for done in sorted(folder.rglob("DONE")):
-        train = json.loads((done.parent / "config.json").read_text())["train"]
-        found.append({"part": name, "seed": train["seed"]} | measure(done.parent))
+        config = json.loads((done.parent / "config.json").read_text())
+        facts = {"part": name, "hash": config["hash"], "seed": config["train"]["seed"]}
+        found.append(facts | measure(done.parent))
     return found
 
 
-def table(runs: Sequence[dict[str, Any]]) -> str:
-    """Return a line of Markdown for each run."""
+def table(runs: Sequence[Run], places: Sequence[dict[str, Any]]) -> str:
+    """Return a line of Markdown for each part of `places`, with a number for each seed.
+
+    runs: of the study, with the rows of their answers.
+    """
+    stored = {(run["hash"], run["seed"]): run for run in runs}
     body = []
-    for run in runs:
-        wrong, weights = np.array(run["wrong"]), np.array(run["before"])
-        least = np.argsort(weights)[:FEW]
-        worst = np.argsort(wrong)[::-1][:FEW]
-        share = f"{100 * wrong[least].sum() / wrong.sum():.0f} %" if wrong.sum() else "-"
-        places = ", ".join(str(place + 1) for place in worst[:3] if wrong[place])
+    for part in dict.fromkeys(place["part"] for place in places):
+        found = sorted((place for place in places if place["part"] == part), key=lambda place: place["seed"])
+        own = [stored[place["hash"], place["seed"]] for place in found]
+        right = (", ".join(f"{value:.3f}" for value in values_at(rows_of(own), k)) for k in (1, 2))
+        weights = [np.array(place["before"]) for place in found]
         body.append([
-            run["part"], str(run["seed"]), f"{100 * run['right']:.1f} %", f"{wrong.sum()} of {sum(run['read'])}",
-            places, f"{np.median(weights):.2f}", f"{weights.min():.2f} at {weights.argmin() + 1}", share,
+            part, ", ".join(f"{run['step']:,}" for run in own), *right,
+            ", ".join(f"{np.median(each):.2f}" for each in weights), ", ".join(f"{each.min():.2f}" for each in weights),
+            ", ".join(map(share_of_weakest, found)),
         ])  # fmt: skip
-    head = ["rate of positions", "seed", "right at 2 L", "wrong tokens", "most at", "median weight", "least", "in ten"]
+    head = ["position parameters", "steps", "right at L", "right at 2 L", "median weight", "least weight", "in the ten"]
     return markdown(head, body)
 
 
-def figure(runs: Sequence[dict[str, Any]], path: Path) -> None:
+def share_of_weakest(place: dict[str, Any]) -> str:
+    """Return the share of wrong tokens that are read at the `FEW` positions with the least weight on the one before."""
+    wrong = np.array(place["wrong"])
+    weakest = np.argsort(place["before"])[:FEW]
+    return f"{100 * wrong[weakest].sum() / wrong.sum():.0f} %" if wrong.sum() >= FEW else "-"
+
+
+def figure(places: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw the weights and the wrong tokens of each position, a column for each part and a line for each seed."""
     import matplotlib.pyplot as plt
 
-    parts = list(dict.fromkeys(run["part"] for run in runs))
+    parts = list(dict.fromkeys(place["part"] for place in places))
     size = (1 + 3.4 * len(parts), 4.4)
     drawn, axes = plt.subplots(
         2, len(parts), figsize=size, sharex=True, sharey="row", squeeze=False, layout="constrained"
     )
     place = np.arange(1, SYMBOLS + 1)
     for column, part in zip(axes.T, parts, strict=True):
-        right = []
-        for run in (run for run in runs if run["part"] == part):
-            column[0].plot(place, run["before"], linewidth=1, label=f"seed {run['seed']}")
-            column[1].plot(place, 100 * np.array(run["wrong"]) / np.array(run["read"]), linewidth=1)
-            right.append(100 * run["right"])
-        column[0].set_title(f"{part}\n{', '.join(f'{each:.1f}' for each in right)} % right", fontsize=9)
+        for found in (found for found in places if found["part"] == part):
+            column[0].plot(place, found["before"], linewidth=1, label=f"seed {found['seed']}")
+            column[1].plot(place, 100 * np.array(found["wrong"]) / np.array(found["read"]), linewidth=1)
+        column[0].set_title(part, fontsize=9)
         column[0].set_ylim(0, 1)
         column[1].set_xlabel("position of a symbol")
     axes[0, 0].set_ylabel("weight on the token before,\nfirst layer")
@@ -119,7 +130,7 @@ def main(words: Sequence[str]) -> None:
         case ["measure", folder, name]:
             print("\n".join(map(json.dumps, measured(Path(folder), name))))
         case ["table"]:
-            print(table(load("tasks", file="places.jsonl")))
+            print(table(load("tasks"), load("tasks", file="places.jsonl")))
         case ["figure"]:
             figure(load("tasks", file="places.jsonl"), HERE / "tasks" / "places.png")
         case _:

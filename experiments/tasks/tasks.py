@@ -8,6 +8,7 @@
     python -m experiments.tasks.tasks rates
     python -m experiments.tasks.tasks figure
     python -m experiments.tasks.tasks gates
+    python -m experiments.tasks.tasks recall
 
 `gates.toml` holds a published number a gate, with the settings of the run that is held to it. `commands` prints what
 trains and measures these runs. A gate is met if each of its seeds is on the right side of the bound, and missed if none
@@ -31,8 +32,6 @@ GATES = HERE / "tasks" / "gates.toml"
 #: The share of right answers at L from which on a task counts as learned.
 LEARNED = 0.95
 FACTORS = (1, 2, 4)
-#: The number of an answer that a task is judged by, where it is not the exact match.
-METRICS = {"mqar": "accuracy"}
 
 #: {encoding: {task: rows of all lengths and seeds}}
 Cells = dict[str, dict[str, list[Row]]]
@@ -46,10 +45,6 @@ def short_name(task: str) -> str:
     return task.partition("(")[0]
 
 
-def metric_of(task: str) -> str:
-    return METRICS.get(short_name(task), "exact_match")
-
-
 def read_cells(runs: Sequence[Run]) -> Cells:
     """Return the rows of the sweep by encoding and task, in the order of their seeds."""
     cells: Cells = defaultdict(lambda: defaultdict(list))
@@ -58,7 +53,7 @@ def read_cells(runs: Sequence[Run]) -> Cells:
     return cells
 
 
-def values_at(rows: Sequence[Row], factor: float, metric: str) -> list[float]:
+def values_at(rows: Sequence[Row], factor: float, metric: str = "exact_match") -> list[float]:
     """Return a number of the answers at `factor` training lengths, of each seed that has one."""
     found = [row for row in rows if row["eval_len"] == round(factor * row["train_len"])]
     return [row[metric] for row in found if row["status"] == "ok"]
@@ -80,7 +75,7 @@ def order_rows(cells: Cells, tasks: Sequence[str]) -> list[str]:
     """Return the encodings from the best mean beyond the training length to the worst."""
 
     def mean_beyond(encoding: str) -> float:
-        each = [values_at(cells[encoding].get(task, ()), k, metric_of(task)) for task in tasks for k in FACTORS[1:]]
+        each = [values_at(cells[encoding].get(task, ()), k) for task in tasks for k in FACTORS[1:]]
         return fmean(fmean(values) if values else 0.0 for values in each)
 
     return sorted(cells, key=mean_beyond, reverse=True)
@@ -93,7 +88,7 @@ def table(cells: Cells) -> str:
     body = []
     for encoding in order_rows(cells, tasks):
         counts = {len({row["seed"] for row in cells[encoding].get(task, ())}) for task in tasks}
-        each = (values_at(cells[encoding].get(task, ()), k, metric_of(task)) for task in tasks for k in FACTORS)
+        each = (values_at(cells[encoding].get(task, ()), k) for task in tasks for k in FACTORS)
         body.append([f"`{encoding}`", " or ".join(map(str, sorted(counts))), *map(range_text, each)])
     return markdown(["encoding", "seeds", *places], body)
 
@@ -111,7 +106,7 @@ def rates(runs: Sequence[Run]) -> str:
         line = [f"`{encoding}`"]
         for task, rate in columns:
             rows = found.get((encoding, task, rate), ())
-            line.append(", ".join(range_text(values_at(rows, k, metric_of(task))) for k in FACTORS) if rows else "-")
+            line.append(", ".join(range_text(values_at(rows, k)) for k in FACTORS) if rows else "-")
         body.append(line)
     return markdown(["encoding", *(f"{short_name(task)}, {rate:g}" for task, rate in columns)], body)
 
@@ -127,7 +122,7 @@ def figure(cells: Cells, path: Path) -> None:
         1, len(tasks), figsize=(2 + 2 * len(tasks), 1.4 + 0.26 * len(names)), layout="constrained", sharey=True
     )
     for axis, task in zip(np.atleast_1d(axes), tasks, strict=True):
-        found = [[values_at(cells[name].get(task, ()), k, metric_of(task)) for k in FACTORS] for name in names]
+        found = [[values_at(cells[name].get(task, ()), k) for k in FACTORS] for name in names]
         means = np.array([[100 * fmean(one) if one else np.nan for one in line] for line in found])
         image = axis.imshow(means, vmin=0, vmax=100, aspect="auto", cmap="viridis")
         for (line, column), value in np.ndenumerate(means):
@@ -136,7 +131,7 @@ def figure(cells: Cells, path: Path) -> None:
             axis.text(column, line, text, ha="center", va="center", color=color, fontsize=8)
         axis.set_xticks(range(len(FACTORS)), ["L" if k == 1 else f"{k} L" for k in FACTORS])
         axis.set_yticks(range(len(names)), names, fontsize=8)
-        axis.set_title(f"{short_name(task)}\n{metric_of(task).replace('_', ' ')}, %", fontsize=9)
+        axis.set_title(f"{short_name(task)}\nexact match, %", fontsize=9)
     drawn.colorbar(image, ax=axes, fraction=0.05, label="right, %")
     drawn.savefig(path, dpi=120)
 
@@ -148,7 +143,7 @@ def commands(published: Sequence[Mapping[str, Any]]) -> list[str]:
         lengths = f"{gate['length']},{gate['length'] * gate['at']}" if gate["at"] > 1 else str(gate["length"])
         asked = {
             "sweep.encodings": gate["encoding"], "sweep.train_lens": gate["length"], "eval.lengths": lengths,
-            "sweep.axes.data.source": f"task:{gate['task']}", "sweep.axes.train.learning_rate": gate.get("rate", 2e-3),
+            "sweep.axes.data.source": f"task:{gate['task']}", "sweep.axes.train.learning_rate": rate_of(gate),
             **gate.get("settings", {}),
         }  # fmt: skip
         flags = flags_text(asked)
@@ -164,11 +159,15 @@ def flags_text(settings: Mapping[str, Any]) -> str:
     return shlex.join(f"--config.{name}={value}" for name, value in settings.items())
 
 
+def rate_of(gate: Mapping[str, Any]) -> float:
+    return gate.get("rate", 2e-3)
+
+
 def is_held(run: Run, gate: Mapping[str, Any]) -> bool:
     """Return whether a gate judges a run. It judges no run of the part `longer`, which has more steps."""
     if run["part"] != "gates":
         return False
-    asked = {"train.length": gate["length"]} | gate.get("settings", {})
+    asked = {"train.length": gate["length"], "train.learning_rate": rate_of(gate)} | gate.get("settings", {})
     named = run["encoding"] == gate["encoding"] and run["env"]["data_source"] == f"task:{gate['task']}"
     return named and all(run["settings"].get(name) == value for name, value in asked.items())
 
@@ -216,6 +215,9 @@ def main(words: Sequence[str]) -> None:
             print(rates([*load("tasks", "cells"), *load("tasks", "rates")]))
         case ["figure"]:
             figure(read_cells(load("tasks", "cells")), HERE / "tasks" / "tasks.png")
+        case ["recall"]:
+            print(table(read_cells(load("tasks", "recall"))))
+            figure(read_cells(load("tasks", "recall")), HERE / "tasks" / "recall.png")
         case ["commands"]:
             print("\n".join(commands(tomllib.loads(GATES.read_text())["gate"])))
         case ["gates"]:

@@ -18,7 +18,7 @@ from experiments.pictures import pictures
 from experiments.recipe import recipe
 from experiments.scaling import scaling
 from experiments.tables import SLIDING, Seeds, by_setting, load, perplexities
-from experiments.tasks import tasks
+from experiments.tasks import places, tasks
 from experiments.train_short_test_long.gates import Study, gates
 from posx.encodings import ENCODINGS
 from posx.lab.files import rows
@@ -99,6 +99,9 @@ def test_answers_to_the_tasks():
     assert bodies("tasks")[1] == of_markdown(tasks.rates([*cells, *others]))
     published = tomllib.loads(tasks.GATES.read_text())["gate"]
     assert bodies("tasks")[2] == of_markdown(tasks.gates(load("tasks"), published))
+    measured = load("tasks", file="places.jsonl")
+    assert bodies("tasks")[3] == of_markdown(places.table(load("tasks"), measured))
+    assert bodies("tasks")[4] == of_markdown(tasks.table(tasks.read_cells(load("tasks", "recall"))))
 
 
 def test_hidden_tokens_of_encoders():
