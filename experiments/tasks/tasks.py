@@ -118,9 +118,8 @@ def figure(cells: Cells, path: Path) -> None:
 
     tasks = tasks_in(cells)
     names = order_rows(cells, tasks)
-    drawn, axes = plt.subplots(
-        1, len(tasks), figsize=(2 + 2 * len(tasks), 1.4 + 0.26 * len(names)), layout="constrained", sharey=True
-    )
+    size = (1 + 2 * len(tasks) + 0.07 * max(map(len, names)), 1.4 + 0.26 * len(names))
+    drawn, axes = plt.subplots(1, len(tasks), figsize=size, layout="constrained", sharey=True)
     for axis, task in zip(np.atleast_1d(axes), tasks, strict=True):
         found = [[values_at(cells[name].get(task, ()), k) for k in FACTORS] for name in names]
         means = np.array([[100 * fmean(one) if one else np.nan for one in line] for line in found])
