@@ -5,7 +5,7 @@
 The ten classic encodings on binary majority, unique copy and flip-flop. `:catalogue` takes every encoding of the
 leaderboard, `:more` the ten on other tasks of posx. `:recall` takes every encoding with keys that see the token before,
 on associative recall (MQAR) and unique copy.
-Hardware and time: 2 CPU cores, about two hours; `:catalogue` ten, `:recall` one. The same command resumes.
+Hardware and time: 2 CPU cores, about two hours; `:catalogue` ten, `:recall` one and a half. The same command resumes.
 Expect and read: experiments/tasks.
 """
 
