@@ -1,6 +1,6 @@
 """Where copies by learned positions go wrong: at single positions that do not attend to the token before them.
 
-    python -m experiments.tasks.places measure runs/copies/multiplier1 "the same rate" >> experiments/tasks/places.jsonl
+    python -m experiments.tasks.places measure runs/tasks_gates/03 "10 x, 2,000 steps" >> experiments/tasks/places.jsonl
     python -m experiments.tasks.places table
     python -m experiments.tasks.places figure
 
@@ -107,9 +107,7 @@ def figure(places: Sequence[dict[str, Any]], path: Path) -> None:
 
     parts = list(dict.fromkeys(place["part"] for place in places))
     size = (1 + 3.4 * len(parts), 4.4)
-    drawn, axes = plt.subplots(
-        2, len(parts), figsize=size, sharex=True, sharey="row", squeeze=False, layout="constrained"
-    )
+    drawn, axes = plt.subplots(2, len(parts), figsize=size, sharex=True, sharey="row", layout="constrained")
     place = np.arange(1, SYMBOLS + 1)
     for column, part in zip(axes.T, parts, strict=True):
         for found in (found for found in places if found["part"] == part):

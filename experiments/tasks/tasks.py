@@ -163,7 +163,7 @@ def rate_of(gate: Mapping[str, Any]) -> float:
 
 
 def is_held(run: Run, gate: Mapping[str, Any]) -> bool:
-    """Return whether a gate judges a run. It judges no run of the part `longer`, which has more steps."""
+    """Return whether a gate judges a run. It judges runs of the part `gates` alone; others have other steps."""
     if run["part"] != "gates":
         return False
     asked = {"train.length": gate["length"], "train.learning_rate": rate_of(gate)} | gate.get("settings", {})
