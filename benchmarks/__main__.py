@@ -1,6 +1,6 @@
 """Measure speed, memory and compile time of every encoding, beside the obvious rivals.
 
-    python -m benchmarks train --rounds=9 --steps=10 --out=bench.json --figure=bench.png
+    python -m benchmarks train --rounds=9 --steps=10 --out=bench.json
     python -m benchmarks attention --lengths=512,1024,2048,4096 --out=attention.json
     python -m benchmarks memory --out=memory.json            # the same command resumes
     python -m benchmarks memory --model --out=model_memory.json
@@ -8,7 +8,6 @@
     python -m benchmarks compile --out=compile.json
     python -m benchmarks profile --shape=medium --encodings=nope,rope --out=profile.json
     python -m benchmarks ceiling --out=ceiling.json
-    python -m benchmarks sweep --config=configs/quick.py --baseline=3891e0e --out=sweep.json
     python -m benchmarks cost --train=t128.json,t512.json --attention=a.json --memory=m.json --figure=cost.png
 
 The help of each (`python -m benchmarks train --help`) says what it measures, and its rivals.
@@ -39,15 +38,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import attention, ceiling, compiling, cost, decode, measure, memory, profiling, sweeps, train
+from benchmarks import attention, ceiling, compiling, cost, decode, measure, memory, profiling, train
 from posx.encodings import ENCODINGS, spec_text
 from posx.errors import ConfigError
 from posx.parsing import split
 
-#: Each has add_arguments(parser), run(options, save) -> its part of the report, table(report), draw(report, path).
+#: Each has add_arguments(parser), run(options, save) -> its part of the report, table(report).
 #: `save` writes that part so far, for a benchmark that can resume. "problems" in it are wrong answers.
 BENCHES = {
-    "train": train, "attention": attention, "memory": memory, "decode": decode, "compile": compiling, "sweep": sweeps,
+    "train": train, "attention": attention, "memory": memory, "decode": decode, "compile": compiling,
     "profile": profiling, "ceiling": ceiling,
 }  # fmt: skip
 
@@ -58,8 +57,8 @@ def main(words: Sequence[str] | None = None) -> None:
         cost.draw(options)
         return
     measure.use_cores(options.cores)
-    for path in filter(None, (options.out, options.figure)):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
     bench, machine = BENCHES[options.bench], measure.environment()
     if warning := measure.busy(machine):
         print(warning)
@@ -75,8 +74,6 @@ def main(words: Sequence[str] | None = None) -> None:
 
     report = save(bench.run(options, save))
     print(bench.table(report))
-    if options.figure:
-        bench.draw(report, options.figure)
     if problems := report.get("problems"):
         raise SystemExit("\n".join(["", *problems]))
 
@@ -92,7 +89,6 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     common.add_argument("--cores", type=measure.positive, help="run on the first so many usable cores; default: all")
     common.add_argument("--out", type=Path, help="JSON file for every number measured")
-    common.add_argument("--figure", type=Path, help="picture; written as .png and .svg")
     for name, bench in (BENCHES | {"cost": cost}).items():
         summary, parents = (bench.__doc__ or "").splitlines()[0], [common] if name in BENCHES else []
         bench.add_arguments(

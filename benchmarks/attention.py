@@ -32,23 +32,16 @@ import itertools
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import measure, report
 from benchmarks.calls import KINDS, TOLERANCE, Case, contestants, in_attention, is_quadratic, separate
 from benchmarks.report import cell, quartiles, ratios
 from benchmarks.workers import Worker, WorkerError, side_by_side
-from posx.lab.plots import palette
 from posx.machine.platforms import is_on_cpu
 
 KIND_NAMES = {"forward": "forward", "gradient": "forward + backward", "model": "evaluation of one window"}
 OURS = ("posx", "posx-blockwise")  # the one that is shown if there is room for one
-RIVALS = {
-    "jax.nn": palette.Look("#555555", "", (0.0, (4.0, 2.0))),
-    "torch-sdpa": palette.Look("#999999", "", (0.0, (1.5, 1.5))),
-}  # fmt: skip
-CEILING = palette.Look("#BBBBBB", "_")
 MOST_CALLS = 100
 Call = tuple[Case, str, Worker]  # a contestant with one encoding and length, and its process
 #: Encodings that compile side by side on an accelerator, each in processes of its own.
@@ -272,23 +265,3 @@ def linear_executor(stored: dict[str, Any]) -> str:
     """Choose the contestant of posx for figures: over all devices if it was measured, else blockwise, else any."""
     found = [row["contestant"] for group in stored["groups"] for row in group["results"]]
     return next(name for name in (*OURS, *found) if name in found and name.startswith("posx"))
-
-
-def draw(stored: dict[str, Any], path: Path) -> None:
-    """Draw useful FLOP/s against length, forward and with gradients: posx in colour, NoPE by others in grey."""
-    rows, executor, case = summarise(stored), linear_executor(stored), stored["case"]
-    lengths = [group["length"] for group in stored["groups"]]
-    ceiling = statistics.median(flops for group in stored["groups"] for flops in group["ceiling"]) / 1e9
-
-    def curves(kind: str) -> Iterator[report.Curve]:
-        ours = [(executor, encoding) for encoding in dict.fromkeys(row["encoding"] for row in rows)]
-        for who, encoding in [*((who, "nope") for who in RIVALS), *ours]:
-            line = [r for r in rows if (r["contestant"], r["encoding"], r["kind"]) == (who, encoding, kind)]
-            label, drawn = (f"{who}, NoPE", RIVALS[who]) if who in RIVALS else (encoding, palette.look(encoding))
-            if line:
-                yield report.Curve(label, {row["length"]: row["flops"] / 1e9 for row in line}, drawn)
-        yield report.Curve("float32 matmul ceiling", dict.fromkeys(lengths, ceiling), CEILING)
-
-    sizes = f"one causal call, {case['heads']} heads of {case['head_dim']}, {case['dtype']}, {stored['cores']} cores"
-    panels = {KIND_NAMES[kind]: report.Panel([*curves(kind)], "useful GFLOP/s (median)") for kind in KINDS}
-    report.panels(path, panels, f"Attention with {executor.replace('-', ' ')}", [sizes])

@@ -43,9 +43,3 @@ def table(stored: dict[str, Any]) -> str:
     ]  # fmt: skip
     head = f"matrix products on {stored['device']}; {report.place(stored)}"
     return "\n".join([head, "", *report.rows(["operands", "GFLOP/s"], body)])
-
-
-def draw(stored: dict[str, Any], path: Path) -> None:
-    groups = {kind: [report.Bar(report.quartiles(x / 1e9 for x in found), report.GREY)]
-              for kind, found in stored["flops"].items()}  # fmt: skip
-    report.bars(path, groups, "Matrix products", [stored["device"]], "GFLOP/s")

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,7 +25,6 @@ from benchmarks.calls import LIBRARY
 from benchmarks.report import cell, quartiles, ratios
 from benchmarks.train import SHAPES, VOCAB, Shape, step_parts
 from posx.attention import EXECUTORS
-from posx.lab.plots import palette
 from posx.lab.training.step import init_state, train_steps
 
 HIT = "/jax/compilation_cache/cache_hits"
@@ -125,13 +123,3 @@ def table(stored: dict[str, Any]) -> str:
         for failed in [turn["failed"] for turn in result["turns"] if "failed" in turn][:1]:
             lines += ["", f"{failed['status']}: {result['encoding']}, {result['executor']}: {failed['why']}"]
     return "\n".join(lines)
-
-
-def draw(stored: dict[str, Any], path: Path) -> None:
-    """Draw cold bars per encoding and executor, the warm time as a line across."""
-    groups = {}
-    for row in summarise(stored):
-        drawn = palette.look(row["encoding"])
-        groups[f"{row['encoding']}, {row['executor']}"] = [report.Bar(row["cold"], drawn.color, mark=row["warm"][0])]
-    lines = [f"{Shape(**stored['shape'])} tokens, {stored['cores']} cores", "white line: from the persistent cache"]
-    report.bars(path, groups, "Compile time", lines, "seconds to compile one training step")

@@ -21,7 +21,6 @@ import itertools
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -34,7 +33,6 @@ from posx.lab.config.sections import ModelConfig
 from posx.lab.generate import Sampling, generate
 from posx.lab.layers import sequential
 from posx.lab.model import Model, make_model
-from posx.lab.plots import palette
 
 TIE = 1e-4
 VOCAB = 257
@@ -173,18 +171,3 @@ def table(stored: dict[str, Any]) -> str:
         f"although the two largest logits are more than {TIE:g} apart",
         "", *report.rows(head, body),
     ])  # fmt: skip
-
-
-def draw(stored: dict[str, Any], path: Path) -> None:
-    """Draw two bars per encoding on a logarithmic axis, the ratio at the first."""
-    groups = {}
-    for row in stored["results"]:
-        drawn, ratio = palette.look(row["encoding"]), ratios(row["cached"], row.get("recomputed"))
-        cached = report.Bar(quartiles(row["cached"]), drawn.color, f" {ratio[0]:.3g}x" if ratio else "")
-        again = [report.Bar(quartiles(row["recomputed"]), report.GREY)] if stored["samples"] else []
-        groups[row["encoding"]] = [cached, *again]
-    lines = [
-        f"prompt {stored['prompt']}, {stored['new']} new tokens, greedy, batch 1, {stored['cores']} cores",
-        "colour: key/value cache; grey: the whole prefix for every token; the number: median ratio, round by round",
-    ]
-    report.bars(path, groups, "Decoding speed", lines, "tokens/s", is_log=True)

@@ -17,7 +17,6 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -208,9 +207,3 @@ def panel(stored: dict[str, Any], kind: str) -> report.Panel:
         elif name in GREYS and encoding == ("alibi" if name == "torch-sdpa-column" else "nope"):
             curves.append(report.Curve(f"{name}, {encoding}", points, GREYS[name]))
     return report.Panel(curves, "MiB above the tiny call", is_log=True)
-
-
-def draw(stored: dict[str, Any], path: Path) -> None:
-    kinds = dict.fromkeys(point["kind"] for point in stored["points"])
-    panels = {KIND_NAMES[kind]: panel(stored, kind) for kind in kinds}
-    report.panels(path, panels, "Peak memory", ["a fresh process per point; grey and dotted: others"])

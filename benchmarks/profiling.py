@@ -235,12 +235,3 @@ def table(stored: dict[str, Any]) -> str:
             for row in map(Share._make, result["shares"]) if row.milliseconds >= 0.002 * step
         ))  # fmt: skip
     return "\n".join(lines)
-
-
-def draw(stored: dict[str, Any], path: Path) -> None:
-    """Draw a bar for each of the largest groups of the first encoding."""
-    result, shape = stored["results"][0], Shape(**stored["shape"])
-    shares = [Share._make(row) for row in result["shares"][:14]]
-    groups = {row.group: [report.Bar((row.milliseconds,) * 3, report.GREY)] for row in shares}
-    lines = [f"{result['encoding']}, {shape} tokens, {result['devices']} devices"]
-    report.bars(path, groups, "Time of one training step", lines, "milliseconds a step and device")

@@ -1,4 +1,4 @@
-"""The reports of all benchmarks: medians with quartiles, ratios formed per round, Markdown tables, bars."""
+"""The reports of all benchmarks: medians with quartiles, ratios formed per round, Markdown tables, curves."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from posx.lab.plots import look, palette
 
 Spread = tuple[float, float, float]
-GREY = "#C4C4C4"
 
 
 def quartiles(values: Iterable[float]) -> Spread:
@@ -45,53 +43,6 @@ def place(report: dict[str, Any]) -> str:
 def rows(head: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
     """Return the lines of a Markdown table, its first column to the left."""
     return [f"| {' | '.join(line)} |" for line in (head, [":--", *["---:"] * (len(head) - 1)], *body)]
-
-
-class Bar(NamedTuple):
-    """One bar with whiskers.
-
-    Attributes:
-      spread: its length and whiskers.
-      color: of the bar.
-      label: text behind the bar.
-      mark: the place of a white line across it.
-    """
-
-    spread: Spread
-    color: str
-    label: str = ""
-    mark: float | None = None
-
-
-def bars(
-    path: Path, groups: Mapping[str, Sequence[Bar]], title: str, lines: Sequence[str], xlabel: str, is_log: bool = False
-) -> None:
-    """Draw the bars of each group under one another, the groups from the top down by their names."""
-    with look.style():
-        made = look.figure(7.5, 1.2 + 0.4 * len(groups))
-        ax = made.add_subplot()
-        made.subplots_adjust(top=0.99, left=0.24 if max(map(len, groups)) > 16 else None)
-        for n, group in enumerate(reversed(groups.values())):
-            thick = 0.76 / len(group)
-            for m, bar in enumerate(group):
-                middle, low, high = bar.spread
-                at, whiskers = n + 0.38 - thick * (m + 0.5), [[middle - low], [high - middle]]
-                ax.barh(at, middle, thick * 0.95, color=bar.color, xerr=whiskers, ecolor="#555555", capsize=2)
-                behind = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
-                ax.annotate(bar.label, (high, at), size=9, color="#333333", **behind)
-                if bar.mark is not None:
-                    ax.plot([bar.mark] * 2, [at - thick / 2, at + thick / 2], color="white", linewidth=2.5)
-        if is_log:
-            ax.set_xscale("log")
-            ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-            ax.xaxis.set_minor_locator(NullLocator())
-        ax.set_yticks(range(len(groups)), list(reversed(groups)))
-        ax.grid(axis="y", visible=False)
-        ax.margins(x=0.1 if is_log else 0.2, y=0.02)
-        ax.set_xlabel(f"{xlabel} (median; whiskers: quartiles)")
-        look.headings(made, title, lines)
-        look.save_figure(made, path.parent, path.stem)
 
 
 class Curve(NamedTuple):

@@ -31,7 +31,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -44,7 +43,6 @@ from posx.lab.config import TrainConfig
 from posx.lab.config.sections import ModelConfig
 from posx.lab.data.corpus import stdlib_files
 from posx.lab.model import make_model
-from posx.lab.plots import palette
 from posx.lab.training.step import flops_per_token, init_state, train_steps
 from posx.machine.devices import count_devices, replicate, shard_rows
 from posx.machine.platforms import is_on_cpu
@@ -356,18 +354,3 @@ def _fairness(rows: list[Row], steps: int) -> list[list[str]]:
         losses = [f"{s['losses'][0]:.2f} to {np.mean(s['losses'][-steps:]):.2f}" if s else "-" for s in both]
         lines.append([row["encoding"], *counts, *losses])
     return lines
-
-
-def draw(stored: dict[str, Any], path: Path) -> None:
-    """Draw a bar for posx and one for its best rival per encoding, the ratio at posx's bar."""
-    rows, groups = summarise(stored), {}
-    for row in rows:
-        drawn, best = palette.look(row["encoding"]), row["others"].get(row["best"])
-        form = (row["best"] or "").removeprefix(PEER).removeprefix(", ") or "eager"
-        ours = report.Bar(row["rate"], drawn.color, f" {best['ratio'][0]:.2f}x {form}" if best else "")
-        groups[row["encoding"]] = [ours, *([report.Bar(best["rate"], report.GREY)] if best else [])]
-    shape = Shape(**stored["shape"])
-    lines = [f"{shape} tokens, {shape.dtype}, {stored['cores']} cores"]
-    if any(row["best"] for row in rows):
-        lines += [f"colour: {OURS}; grey: {PEER} in its best form; the number: median of {OURS} / it, by rounds"]
-    report.bars(path, groups, f"Training speed of {OURS}", lines, "training tokens/s")

@@ -16,7 +16,7 @@ SIZES = "--heads=2 --head_dim=8 --train_len=16 --rounds=1 --turn_seconds=0.001 -
 def test_table_and_stored_numbers_agree(bench, tmp_path, capsys):
     words = ["attention", "--encodings=sinusoidal,shaw", "--lengths=16,32", "--dense_limit=16", *SIZES]
     who = "--contestants=posx-dense,jax.nn"
-    bench.main([*words, who, f"--out={tmp_path}/a.json", f"--figure={tmp_path}/a.png"])
+    bench.main([*words, who, f"--out={tmp_path}/a.json"])
     text, report = capsys.readouterr().out, json.loads((tmp_path / "a.json").read_text())
     assert report["left_out"] == ["sinusoidal"] and report["problems"] == []
     assert {row["encoding"] for row in report["checks"]} == {"nope", "shaw"}
@@ -36,7 +36,6 @@ def test_table_and_stored_numbers_agree(bench, tmp_path, capsys):
     assert sum("longer than --dense_limit" in line for line in text.splitlines()) == 2 * (2 + 2), (
         "tried at every encoding"
     )
-    assert (tmp_path / "a.png").stat().st_size > 1000
 
 
 def test_ratios_are_formed_per_round(bench):

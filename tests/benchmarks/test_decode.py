@@ -12,7 +12,7 @@ WORDS = "decode --prompt=6 --new=5 --layers=1 --width=16 --heads=2 --samples=2 -
 
 @pytest.mark.slow
 def test_table_and_stored_numbers_agree(bench, tmp_path, capsys):
-    bench.main([*WORDS, "--encodings=nope", f"--out={tmp_path}/d.json", f"--figure={tmp_path}/d.png"])
+    bench.main([*WORDS, "--encodings=nope", f"--out={tmp_path}/d.json"])
     shown, report = cells(capsys.readouterr().out), json.loads((tmp_path / "d.json").read_text())
     stored = {row["encoding"]: row for row in report["results"]}
     for name, row in stored.items():
@@ -21,7 +21,7 @@ def test_table_and_stored_numbers_agree(bench, tmp_path, capsys):
         assert middle(shown[name][2]) == pytest.approx(cached / recomputed, abs=0.051)
         assert middle(shown[name][3]) == pytest.approx(cached / stored["nope"]["cached"][0], abs=0.0051)
         assert shown[name][4:6] == ["5 of 5", "0"]
-    assert report["samples"] == 2 and (tmp_path / "d.png").stat().st_size > 1000
+    assert report["samples"] == 2
 
 
 def test_sampled_steps_span_the_first_to_the_last_new_token(bench):

@@ -47,7 +47,7 @@ def test_growth_finds_the_exponent_from_4096_on(bench):
 
 
 def test_table_says_what_the_points_say(bench, measured, tmp_path, capsys):
-    bench.main([*WORDS, "--dense_limit=8192", f"--out={tmp_path}/m.json", f"--figure={tmp_path}/m.png"])
+    bench.main([*WORDS, "--dense_limit=8192", f"--out={tmp_path}/m.json"])
     text = capsys.readouterr().out
     forward, both = cells(text, 2, "forward"), cells(text, 2, "forward + backward")
     mib = {n: f"{1000 * (n - 64) / 2**20:,.0f}" for n in (4096, 8192)}
@@ -56,7 +56,6 @@ def test_table_says_what_the_points_say(bench, measured, tmp_path, capsys):
     assert both["nope posx-dense"] == ["oom", "oom", "-"], "no longer length is tried"
     assert ("posx-dense", "nope", "gradient", 8192) not in measured
     assert "oom: posx-dense, rope, gradient, 4096: held more than 8 GiB" in text
-    assert (tmp_path / "m.png").stat().st_size > 1000
 
 
 def test_points_with_the_same_settings_are_not_measured_again(bench, measured, tmp_path, capsys):

@@ -13,7 +13,7 @@ from tests.benchmarks.tables import cells, middle
 def test_tables_and_stored_numbers_agree(bench, tmp_path, capsys):
     words = "train --shape=tiny --contestants=posx,one_device --rounds=1 --steps=1".split()
     words.append("--encodings=nope, learned( num_positions = 99 )+alibi")
-    bench.main([*words, f"--out={tmp_path}/new/train.json", f"--figure={tmp_path}/train.png"])
+    bench.main([*words, f"--out={tmp_path}/new/train.json"])
     text, report = capsys.readouterr().out, json.loads((tmp_path / "new" / "train.json").read_text())
     names = ("nope", "learned(num_positions=99)+alibi")
     shown, stored = cells(text), {(row["library"], row["encoding"]): row for row in report["results"]}
@@ -29,7 +29,6 @@ def test_tables_and_stored_numbers_agree(bench, tmp_path, capsys):
         assert len(stored["posx", name]["losses"]) == 1 + 2 + 1 + 1, "first, settling, untimed and timed steps"
         assert f"| {name} | {rates['posx, one device', name]:,.0f} [" in text
     assert report["versions"]["jax"] and report["cores"] >= 1 and len(report["load_average"]) == 2
-    assert (tmp_path / "train.png").stat().st_size > 1000
 
 
 def peer():
