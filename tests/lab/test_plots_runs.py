@@ -17,6 +17,7 @@ from matplotlib.lines import Line2D
 from posx.encodings.grammar import parse
 from posx.lab import plots
 from posx.lab.config import RunConfig
+from posx.lab.files.checksums import with_checksum
 from posx.lab.plots import groups, look, palette
 from posx.lab.results.columns import RUN_COLUMNS, make_table
 from posx.lab.results.facts import settings_facts
@@ -697,7 +698,7 @@ def test_figures_without_a_place_for_nan_runs_name_them(tmp_path: pathlib.Path, 
 def test_a_failed_run_is_named_with_its_reason(tmp_path: pathlib.Path, draw: Draw) -> None:
     put(tmp_path, "good", measured("alibi"), config("alibi"))
     put(tmp_path, "bad", [], config("rope"))
-    (tmp_path / "bad" / "status.json").write_text(json.dumps({"code": 3, "reason": "the disk is full"}))
+    (tmp_path / "bad" / "status.json").write_text(json.dumps(with_checksum({"code": 3, "reason": "the disk is full"})))
     assert "bad failed: the disk is full" in words(draw(tmp_path)["ratio"])
     assert "bad failed: the disk is full" in (tmp_path / "table.md").read_text()
 

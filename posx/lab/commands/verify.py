@@ -11,15 +11,14 @@ from typing import Any
 from posx.errors import Damaged, PosxError, WorkdirError
 from posx.lab.commands import work_folders
 from posx.lab.files import manifests, rows
+from posx.lab.progress import quantity
 from posx.lab.runs.damage import Damage, damages
 from posx.lab.runs.exported import SUFFIX, check_export, is_export
-from posx.lab.runs.finding import run_folders
+from posx.lab.runs.finding import LEVELS, run_folders
 from posx.lab.runs.folder import RunFolder
 
 #: Files of which a run folder has at least one, however damaged it is.
 PARTS = ("config.json", "DONE", "eval.jsonl", "rows.json", "metrics.jsonl", "env.json", "weights.txt")
-#: The places of a sweep's own files in a folder of sweeps, a sweep, or a run.
-LEVELS = ("{}", "*/{}", "*/*/{}")
 
 
 def run_verify(values: dict[str, Any], _: None) -> None:
@@ -39,8 +38,8 @@ def run_verify(values: dict[str, Any], _: None) -> None:
         count += 1
     if count:
         raise PosxError(
-            f"{_number(count, 'damaged part')} found in {_number(len(runs), 'run')}. Nothing was changed. Mend them as "
-            "the lines say (docs/guides/resuming.md)."
+            f"{quantity(count, 'damaged part')} found in {quantity(len(runs), 'run')}. Nothing was changed. Mend them "
+            "as the lines say (docs/guides/resuming.md)."
         )
     if not values["json"]:
         print(_summary(list(runs), len(exports)))
@@ -98,16 +97,12 @@ def _summary(runs: Sequence[RunFolder], exports: int) -> str:
     """Return the line of folders without damage."""
     measured = sum(len(rows.read_row_file(run.eval_file)) for run in runs)
     saved = sum(len(manifests.steps(run.checkpoints)) for run in runs)
-    parts = [_number(len(runs), "run"), _number(measured, "row"), _number(saved, "checkpoint")]
-    parts += [_number(exports, "exported model")] if exports else []
+    parts = [quantity(len(runs), "run"), quantity(measured, "row"), quantity(saved, "checkpoint")]
+    parts += [quantity(exports, "exported model")] if exports else []
     begun = sum(not run.done_file.exists() and run.metrics_file.exists() for run in runs)
-    return f"{', '.join(parts)}: no damage" + (f"; {_number(begun, 'run')} not finished" if begun else "")
+    return f"{', '.join(parts)}: no damage" + (f"; {quantity(begun, 'run')} not finished" if begun else "")
 
 
 def _as_json(damage: Damage) -> str:
     facts = dataclasses.asdict(damage) | {"path": str(damage.path)}
     return json.dumps({name: facts[name] for name in ("path", "line", "problem", "mend")})
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"

@@ -27,9 +27,9 @@ from posx.lab.data.encoded import encode_documents, text_bytes
 from posx.lab.data.ids import array_pieces
 from posx.lab.data.overlap import warnings
 from posx.lab.data.tasks import open_task
-from posx.lab.data.texts import file_digest
 from posx.lab.data.tokenizers import ByteTokenizer, IdTokenizer, Tokenizer, load_tokenizer, token_dtype, train_bpe, utf8
 from posx.lab.files.atomic import disk_full, replace_file, write_bytes
+from posx.lab.files.checksums import file_checksum
 from posx.lab.files.locks import lock
 from posx.lab.progress import quantity
 from posx.notices import say
@@ -236,7 +236,7 @@ def _build(folder: Path, config: DataConfig, source: Source, tokenizer: Tokenize
         "key": folder.name,
         "num_bytes": sizes,
         "warnings": [*doubts, *warnings(train, held_out, tokenizer, known is not None)],
-        "files": {path.name: file_digest(path) for path in folder.iterdir() if not path.name.startswith("lock")},
+        "files": {path.name: file_checksum(path) for path in folder.iterdir() if not path.name.startswith("lock")},
     }
     text = json.dumps(header, indent=1).encode()
     write_bytes(folder / _HEADER, f"{_digest(text)}\n".encode() + text)
@@ -273,7 +273,7 @@ def _open(folder: Path, source: Source, tokenizer: Tokenizer | None) -> TextData
     if header.get("key") != folder.name:
         raise ValueError(f"{folder / _HEADER} is of other text or settings: {header.get('key')}")
     for name, digest in header["files"].items():
-        if file_digest(folder / name) != digest:
+        if file_checksum(folder / name) != digest:
             raise ValueError(f"token file '{folder / name}' is damaged")
     tokenizer = tokenizer or load_tokenizer(folder / _TOKENIZER)
     dtype = token_dtype(tokenizer.vocab_size)

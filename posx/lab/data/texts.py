@@ -20,6 +20,7 @@ from posx.lab.config.data import DataConfig
 from posx.lab.data.decoding import TextDecoder
 from posx.lab.data.ids import need_tokenizer
 from posx.lab.data.readers import FORMATS, IDS, READERS, TEXTS, Item, check_column, reason
+from posx.lab.files.checksums import file_checksum
 from posx.lab.progress import quantity
 
 _SPLIT = re.compile(r"(?:^|\.)(train|validation|valid|val|dev|test)(?=$|[./]|[-_]?\d)")
@@ -53,7 +54,7 @@ class Files:
         total = hashlib.sha256()
         for name, path in zip(self.names(), self.paths, strict=True):
             with _readable(path):
-                total.update(f"{file_digest(path)} {name}\n".encode("utf-8", "surrogateescape"))
+                total.update(f"{file_checksum(path)} {name}\n".encode("utf-8", "surrogateescape"))
         return total.hexdigest()
 
     def rows(self, config: DataConfig, decoder: TextDecoder) -> Iterator[Item]:
@@ -73,12 +74,6 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(f"'{path}' cannot be read: {error.strerror or error}") from None
-
-
-def file_digest(path: Path) -> str:
-    """Return the sha256 of the bytes of a file, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def find_files(config: DataConfig, setting: str) -> Files:

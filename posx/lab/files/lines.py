@@ -53,15 +53,6 @@ def number_lines(path: Path) -> list[tuple[int, dict[str, Any] | None]]:
     return [(number, _object(line)) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object that a JSON file holds, empty if it is missing or damaged."""
-    try:
-        values = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}
-
-
 def first_object(path: Path) -> dict[str, Any]:
     """Return the object on the first line of `path`, empty if there is none. Long files are not read."""
     try:

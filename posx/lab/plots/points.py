@@ -17,7 +17,7 @@ import pandas as pd
 
 from posx.errors import ConfigError
 from posx.evaluation.answers import Answers, wilson_interval
-from posx.evaluation.statistics import check_pair, few_places, half_width, mean_blocks
+from posx.evaluation.statistics import LARGEST_NLL, check_pair, few_places, half_width, mean_blocks
 from posx.lab.files.rows import number
 from posx.lab.plots.groups import Curve, Panel, Point, choose_places, common_names
 from posx.lab.results.columns import FAILED, RUN_COLUMNS, finite_perplexity, make_table, plain_rows
@@ -165,7 +165,7 @@ def nearly_all_text(row: Row) -> bool:
 
 
 def _factors(mean: float, half: float, rows: Sequence[Row]) -> tuple[float, float]:
-    return mean * math.exp(-half), mean * math.exp(min(half, 700.0))  # e^710 is above all floats
+    return mean * math.exp(-half), mean * math.exp(min(half, LARGEST_NLL))
 
 
 def _curves(
@@ -272,7 +272,7 @@ def cumulative_perplexity(row: Row) -> dict[float, float]:
     """Return the perplexity of all targets up to the end of each bin; NaN from the first missing bin on."""
     edges, nll, targets = _bins(row)
     total = np.cumsum(np.where(targets > 0, nll * targets, 0.0)) / np.maximum(np.cumsum(targets), 1.0)
-    return dict(zip(edges[1:].tolist(), np.exp(np.minimum(total, 700.0)).tolist(), strict=True))
+    return dict(zip(edges[1:].tolist(), np.exp(np.minimum(total, LARGEST_NLL)).tolist(), strict=True))
 
 
 def read_training(

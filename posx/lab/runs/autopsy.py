@@ -18,8 +18,8 @@ from posx.encodings import from_spec, spec_text
 from posx.encodings.frequencies import Geometric
 from posx.encodings.rope import Rope
 from posx.encodings.xpos import Xpos
+from posx.evaluation.statistics import LARGEST_NLL
 from posx.lab.config import RunConfig
-from posx.lab.files.rows import LARGEST_NLL
 
 #: The name of the run without a change.
 TRAINED = "as trained"

@@ -79,9 +79,9 @@ def _memory(model: Model, tokens: int, flops: float) -> float:
     return PROCESS_MEMORY + 4.0 * (copies * count(model) + layers + logits)
 
 
-def evaluation_speed(run: RunConfig, keep: bool = True) -> float:
+def evaluation_speed(run: RunConfig) -> float:
     """Return the expected FLOP/s of evaluation without an encoding, on all devices of this machine together.
 
-    The matrix products of this machine are measured, unless they were before. keep: whether the result is stored.
+    The matrix products of this machine are measured, unless they were before.
     """
-    return EVALUATION_SHARE * machine_ceiling(cache_folder(run.data) / "machine", run.model.dtype, keep=keep)
+    return EVALUATION_SHARE * machine_ceiling(cache_folder(run.data) / "machine", run.model.dtype)

@@ -8,8 +8,8 @@ from pathlib import Path
 from posx.errors import WorkdirError
 from posx.lab.runs.folder import RunFolder
 
-#: The places of a run's files in a work folder, which is a run, a sweep, or a folder of sweeps.
-_LEVELS = ("{}", "*/{}", "*/*/{}")
+#: The places of the files of a run or a sweep in a work folder, which is a run, a sweep, or a folder of sweeps.
+LEVELS = ("{}", "*/{}", "*/*/{}")
 #: How many runs a message lists.
 _MOST_NAMES = 12
 
@@ -24,7 +24,7 @@ def run_folders(workdir: Path, holding: str) -> list[Path]:
     if not os.path.isdir(workdir):  # a name that is too long is none either
         what = "is a file" if os.path.isfile(workdir) else "does not exist"
         raise WorkdirError(f"work folder {str(workdir)[:300]} {what}. Give the folder of a run or of a sweep.")
-    folders = {path.parent for level in _LEVELS for path in workdir.glob(level.format(holding)) if path.is_file()}
+    folders = {path.parent for level in LEVELS for path in workdir.glob(level.format(holding)) if path.is_file()}
     root, places = workdir.resolve(), dict[Path, Path]()
     for path in sorted(folders, key=lambda path: (path.resolve() != root / path.relative_to(workdir), path)):
         places.setdefault(path.resolve(), path)

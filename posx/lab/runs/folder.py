@@ -169,7 +169,7 @@ class RunFolder:
 
     def failure(self) -> str:
         """Return why the last process here failed, "" if it did not."""
-        return str(lines.read_json(self.status_file).get("reason", ""))
+        return str(checksums.read_verified(self.status_file).get("reason", ""))
 
     def read_config(self, file: Path | None = None) -> RunConfig:
         """Return the settings that this run was started with, or those in another `file` of its folder.

@@ -12,8 +12,8 @@ import numpy as np
 
 from posx.errors import ConfigError, WorkdirError
 from posx.lab.data import load_tokenizer
-from posx.lab.data.texts import file_digest
 from posx.lab.data.tokenizers import BpeTokenizer, with_model
+from posx.lab.files.checksums import file_checksum
 from posx.lab.files.lines import parse_json
 from posx.lab.runs.exported import report_damage
 from posx.lab.runs.gguf import read_gguf
@@ -184,7 +184,7 @@ def _array(file: Path, name: str) -> np.ndarray:
 
 
 def _digest(files: Iterable[Path]) -> str:
-    return hashlib.sha256("".join(map(file_digest, files)).encode()).hexdigest()[:8]
+    return hashlib.sha256("".join(map(file_checksum, files)).encode()).hexdigest()[:8]
 
 
 def _parse_file(path: Path) -> Any:

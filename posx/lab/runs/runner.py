@@ -12,6 +12,7 @@ from posx.lab.config import RunConfig
 from posx.lab.data import Dataset, TaskDataset, corpus, prepare
 from posx.lab.data.store import cache_folder
 from posx.lab.files.atomic import write_json
+from posx.lab.files.checksums import with_checksum
 from posx.lab.files.rows import failures
 from posx.lab.machine.compile_cache import use_compile_cache
 from posx.lab.runs import damage, environment, text
@@ -48,7 +49,8 @@ def train_and_evaluate(
     except PosxError as error:
         if not isinstance(error, WorkdirError | Stopped) and (folder.path / ".lock").exists():
             with contextlib.suppress(PosxError):  # the first error is the one to report
-                write_json(folder.status_file, {"code": error.exit_code, "reason": str(error)})
+                facts = {"code": error.exit_code, "reason": str(error)}
+                write_json(folder.status_file, with_checksum(facts))
         raise
 
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from posx.errors import Interrupted, NonFiniteError, OutOfMemoryError, Stopped
 from posx.evaluation.scoring import out_of_memory
+from posx.evaluation.statistics import LARGEST_NLL
 from posx.lab import interrupts
 from posx.lab.config import RunConfig, TrainConfig
 from posx.lab.data import Dataset
@@ -299,7 +300,7 @@ class MetricsLog:
             "attempt": self.attempt,
             "tokens": step * tokens_per_step,
             "loss": loss,
-            "ppl": math.exp(min(loss, 700.0)),
+            "ppl": math.exp(min(loss, LARGEST_NLL)),
             "grad_norm": float(norms.mean()),
             "learning_rate": float(self.schedule(step - 1)),
             "tokens_per_second": speed,
