@@ -16,19 +16,16 @@ import dataclasses
 import math
 import statistics
 import sys
-import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.tables import HERE, Run, Seeds, by_setting, load, markdown, unpack
+from experiments.tables import HERE, Run, Seeds, by_setting, load, markdown, row_tables
 from posx.evaluation.protocols import Nonoverlapping
 from posx.lab.plots import look
 from posx.lab.plots.curves import ratio
-from posx.lab.plots.groups import panels
 from posx.lab.plots.published import Published
-from posx.lab.results.table import read_results
 
 FILE = HERE / "anchors.toml"
 #: The runs of the studies whose tables these are, by their part.
@@ -117,9 +114,9 @@ def draw(target: Path) -> None:
         Published(name, one.paper + f", L = {one.train_len}" * (papers[name, one.paper] > 1), one.ratios(name))
         for name, one in drawn
     ]
-    with tempfile.TemporaryDirectory() as folder, look.style():
-        unpack(load(DRAWN, STUDIES[DRAWN]), Path(folder))
-        (panel,) = (one for one in panels(read_results(folder)) if one.protocol == Nonoverlapping.name)
+    made = row_tables(load(DRAWN, STUDIES[DRAWN]))
+    (panel,) = (one.panel for one in made if one.panel and one.panel.protocol == Nonoverlapping.name)
+    with look.style():
         ratio(panel, published).savefig(target, dpi=120, bbox_inches="tight", pad_inches=0.15)
 
 

@@ -8,7 +8,7 @@
 `collect` prints one line of JSON for each finished run of a folder. A line holds the facts of the run (`hash`,
 `settings`, `encoding`, `seed`, `step`, `data_digest`, `env`) and its measurements in `rows`. A third word names the
 part of the study (`part`). A fourth sums the losses over longer blocks of so many targets. `show` prints the
-perplexities of each part as a Markdown table. `unpack` writes the rows of a data file, or of one part, as run
+tables that `posx plot` writes of each part. `unpack` writes the rows of a data file, or of one part, as run
 folders for `posx plot`; each part gets a folder of its own. `report` prints a report of the cost study as its bench
 wrote it.
 
@@ -19,7 +19,6 @@ A row of `eval.jsonl` is `facts | row`, see `rows_of`, with the version of rows 
 from __future__ import annotations
 
 import json
-import math
 import statistics
 import sys
 from collections import Counter, defaultdict
@@ -29,10 +28,12 @@ from typing import Any
 
 import numpy as np
 
-from posx.evaluation.statistics import half_width, mean_blocks, row_blocks
+from posx.evaluation.statistics import row_blocks
 from posx.lab.files import lines
 from posx.lab.files.checksums import CHECKSUM, with_checksum
 from posx.lab.files.rows import ROW_VERSION, read_row_file
+from posx.lab.plots.tables import RowTable, as_markdown, seed_count, tables
+from posx.lab.results.table import build_results
 
 Run = dict[str, Any]
 Row = dict[str, Any]
@@ -152,58 +153,26 @@ class Seeds:
         pairs = [(row, near[seed]) for seed, row in far.items() if row["status"] == "ok"]
         return [row["ppl"] / base["ppl"] for row, base in pairs]
 
-    def half_width(self, factor: float = 1, relative: bool = False) -> float | None:
-        """Return half the 95 % interval over text of the mean loss, or of its difference to that at L, in nats."""
-        rows = [row for row in self.rows[round(factor * self.train_len)].values() if row["status"] == "ok"]
-        sums, counts = mean_blocks(rows)
-        if relative:
-            sums = sums - mean_blocks(list(self.rows[self.train_len].values()))[0]
-        return half_width(sums, counts)
-
     def failed(self, factor: float) -> str:
         """Return why there is no loss at a length; "-" if it was not measured."""
         rows = self.rows.get(round(factor * self.train_len), {}).values()
         return " and ".join(sorted({row["status"] for row in rows} - {"ok"})) or "-"
 
 
-def perplexities(
-    runs: Iterable[Run], factors: Sequence[float], protocol: str = WINDOWS, bits: bool = True
-) -> list[list[str]]:
-    """Return the cells of a table: perplexity and bits a byte at L and the ratios R_k, as `posx plot` writes them.
-
-    A cell is the mean over seeds, its standard deviation, and the 95 % interval of the mean over text. The encodings
-    stand from the highest perplexity at the last length to the lowest; those that end earlier come first.
-    """
-    found = {encoding: Seeds(members, protocol) for encoding, members in by_setting(runs).items()}
-    found = {encoding: seeds for encoding, seeds in found.items() if seeds.rows}
-
-    def order(encoding: str) -> tuple[Any, ...]:
-        defined = [k for k in (1, *factors) if found[encoding].values("ppl", k)]
-        return defined[-1], -statistics.fmean(found[encoding].values("ppl", defined[-1])), encoding
-
-    def line(encoding: str) -> list[str]:
-        seeds, half = found[encoding], found[encoding].half_width()
-        row = next(iter(seeds.rows[seeds.train_len].values()))
-        in_bits = half and half * row["num_targets"] / row["num_bytes"] / math.log(2)
-        cells = [cell(seeds.values("ppl"), half)]
-        if bits:
-            cells.append(cell(seeds.values("bpb"), in_bits, relative=False))
-        for k in factors:
-            ratios = seeds.ratios(k)
-            cells.append(cell(ratios, seeds.half_width(k, relative=True)) if ratios else seeds.failed(k))
-        return [encoding, str(len(seeds.values("ppl"))), *cells]
-
-    return [line(encoding) for encoding in sorted(found, key=order)]
+def row_tables(runs: Sequence[Run]) -> list[RowTable]:
+    """Return the tables that `posx plot` writes of these runs."""
+    return tables(build_results({str(n): rows_of([run]) for n, run in enumerate(runs)}))
 
 
-def cell(values: Sequence[float], half: float | None = None, relative: bool = True, digits: int = 3) -> str:
-    """Return "mean ± standard deviation (low-high)". half: of the interval of the mean, or of its logarithm."""
-    mean = statistics.fmean(values)
-    text = f"{mean:.{digits}f}" + (f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else "")
-    if half is None:
-        return text
-    ends = (mean * math.exp(-half), mean * math.exp(half)) if relative else (mean - half, mean + half)
-    return f"{text} ({ends[0]:.{digits}f}-{ends[1]:.{digits}f})"
+def cells_of(made: RowTable) -> list[list[str]]:
+    """Return the lines of such a table: encoding, number of seeds, and the text of each cell."""
+    return [[curve.label, seed_count(curve), *map(made.write, points.values())] for curve, points in made.lines]
+
+
+def cell(values: Sequence[float], digits: int = 3) -> str:
+    """Return "mean ± standard deviation"."""
+    text = f"{statistics.fmean(values):.{digits}f}"
+    return f"{text} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else text
 
 
 def spread(values: Iterable[float], form: str = ".2f") -> str:
@@ -218,17 +187,9 @@ def markdown(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
 
 
 def show(path: Path) -> str:
-    """Return the perplexities of each part and protocol of a data file as Markdown tables."""
-    tables = []
-    for part, runs in by_part(lines.read_lines(path)).items():
-        for protocol in (WINDOWS, SLIDING):
-            lengths = {row["eval_len"] for run in runs for row in run["rows"] if row["protocol"] == protocol}
-            factors = sorted(n / runs[0]["train_len"] for n in lengths if n > runs[0]["train_len"])
-            factors = [k for k in factors if len(factors) <= 8 or math.log2(k) % 1 == 0]
-            if lengths:
-                head = ["encoding", "seeds", "perplexity at L", "bits a byte at L", *(f"R_{k:g}" for k in factors)]
-                tables.append(f"{part} {protocol}\n\n{markdown(head, perplexities(runs, factors, protocol))}")
-    return "\n\n".join(tables)
+    """Return the tables of each part of a data file as Markdown."""
+    parts = by_part(lines.read_lines(path)).items()
+    return "\n\n".join(f"{part}\n\n{as_markdown(row_tables(runs))}".strip() for part, runs in parts)
 
 
 def main(words: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from experiments import tables
-from experiments.tables import HERE, Row, Run, Seeds, by_setting, cell, load, markdown, perplexities
+from experiments.tables import HERE, Row, Run, Seeds, by_setting, cell, cells_of, load, markdown, row_tables
 from posx.evaluation.differences import BETTER, FEWEST_SEEDS, judge, loss_difference
 from posx.lab.files.rows import log_problem, read_row_file
 
@@ -66,7 +66,7 @@ def table(cells: Sequence[Run]) -> str:
     """Return training losses, pseudo-perplexity at L and R_k of each encoding as Markdown."""
     found = by_setting(cells)
     body = []
-    for name, seeds, *rest in perplexities(cells, FACTORS, PPPL, bits=False):
+    for name, seeds, *rest in cells_of(*row_tables(cells)):
         body.append([f"`{name}`", seeds, *(cell(losses(found[name], step)) for step in STEPS), *rest])
     head = ["encoding", "seeds", *(f"loss, step {step}" for step in STEPS), "pseudo-perplexity at L"]
     return markdown([*head, *(f"R_{k}" for k in FACTORS)], body)
