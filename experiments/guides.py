@@ -31,10 +31,9 @@ from experiments.leaderboard.leaderboard import (
     load_cells,
     multiplier,
     step_times,
-    with_spread,
 )
 from experiments.recipe.recipe import cells_of, records
-from experiments.tables import SLIDING, WINDOWS, Row, load, markdown, spread
+from experiments.tables import SLIDING, WINDOWS, Row, cell, load, markdown, spread
 from experiments.tasks import tasks
 from posx.evaluation.differences import (
     Difference,
@@ -95,7 +94,7 @@ def at_length(entries: dict[str, Entry], name: str) -> list[str]:
     """Return the cells of an entry at L: its name, rate, perplexity, and that over RoPE's."""
     entry = entries[name]
     against = "-" if name == "rope" else ratio(*(difference(entry, 1, entries["rope"], 1) or (0, 0)))
-    return [link(name), multiplier(entry.cells[0]), with_spread([row["ppl"] for row in entry.rows[L]]), against]
+    return [link(name), multiplier(entry.cells[0]), cell([row["ppl"] for row in entry.rows[L]]), against]
 
 
 def lasting(entries: dict[str, Entry]) -> str:
@@ -162,9 +161,9 @@ def rates(entries: dict[str, Entry]) -> str:
     """Return what other multipliers of the position parameters' rate cost at L, in nats, at 2 M bytes and 4e-3."""
     cells = {}
     for study in ("recipe", "leaderboard"):
-        for cell, losses in cells_of(records(study)).items():
-            if cell.rate == 4e-3:
-                cells[cell.encoding, cell.multiplier] = statistics.fmean(losses)
+        for tried, losses in cells_of(records(study)).items():
+            if tried.rate == 4e-3:
+                cells[tried.encoding, tried.multiplier] = statistics.fmean(losses)
     body = []
     for name in SHOWN:
         own = multiplier(entries[name].cells[0])
@@ -213,7 +212,7 @@ def bases() -> str:
         ppl = {row["eval_len"]: row["ppl"] for row in run["rows"] if row["protocol"] == WINDOWS}
         found.setdefault(run["encoding"], []).append([ppl[n] / ppl[L] for n in (96, 2 * L, 16 * L)])
     names = {"100": "rope(base=100)", "10,000": "rope", "1,000,000": "rope(base=1000000)"}
-    body = [[base, *(with_spread(list(one)) for one in zip(*found[name], strict=True))] for base, name in names.items()]
+    body = [[base, *(cell(list(one)) for one in zip(*found[name], strict=True))] for base, name in names.items()]
     return markdown(["RoPE's base", "R_1.5", "R_2", "R_16"], body)
 
 

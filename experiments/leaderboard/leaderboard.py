@@ -31,10 +31,10 @@ import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
-from experiments.tables import HERE, WINDOWS, Run, coarser, load, spread
+from experiments.tables import HERE, WINDOWS, Run, cell, coarser, load, markdown, spread
 from posx.evaluation.differences import loss_difference
 from posx.evaluation.statistics import horizon, perplexity
 
@@ -95,7 +95,7 @@ class Entry:
 
     def ratio(self, factor: int) -> str:
         length = factor * self.train_len
-        return with_spread(self.ratios(length)) if length in self.defined else self.failed(length)
+        return cell(self.ratios(length)) if length in self.defined else self.failed(length)
 
     def horizon(self) -> str:
         """Return the 1 % horizon of the lowest and the highest seed, in training lengths."""
@@ -127,13 +127,9 @@ def difference(one: Entry, factor: int, other: Entry, other_factor: int) -> tupl
     return found.mean, math.inf if found.over_seeds is None else found.half
 
 
-def with_spread(values: Sequence[float]) -> str:
-    return f"{fmean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
-
-
-def multiplier(cell: Run) -> str:
+def multiplier(run: Run) -> str:
     """Return the multipliers of the position parameters' learning rate; encodings of several parts may have several."""
-    rate = cell["settings"]["train.position_lr_multiplier"]
+    rate = run["settings"]["train.position_lr_multiplier"]
     if rate is None:
         return "-"
     found = {one for layer in rate for one in layer.values()} if isinstance(rate, list) else {rate}
@@ -153,8 +149,8 @@ def step_times(reports: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 def entries_of(cells: Sequence[Run]) -> dict[str, Entry]:
     by_name: dict[str, list[Run]] = defaultdict(list)
-    for cell in cells:
-        by_name[cell["encoding"]].append(cell)
+    for run in cells:
+        by_name[run["encoding"]].append(run)
     return {name: Entry(found) for name, found in by_name.items()}
 
 
@@ -174,18 +170,18 @@ def table(cells: Sequence[Run], times: Mapping[str, str]) -> str:
         "step",
     ]
     head += [f"{rival}, {lengths(k)}" for rival in RIVALS for k in (1, 8)]
-    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    body = []
     for name in order:
         entry = entries[name]
         at_train = entry.rows[entry.train_len]
         line = [
             f"`{name}`", f"{entry.cells[0]['num_params']:,}", str(len(at_train)), multiplier(entry.cells[0]),
-            f"{fmean(row['bpb'] for row in at_train):.3f}", with_spread([row["ppl"] for row in at_train]),
+            f"{fmean(row['bpb'] for row in at_train):.3f}", cell([row["ppl"] for row in at_train]),
             *map(entry.ratio, FACTORS), entry.horizon(), times.get(name, "-"),
         ]  # fmt: skip
         line += [entry.against(entries[r], k) if r in entries and r != name else "-" for r in RIVALS for k in (1, 8)]
-        lines.append("| " + " | ".join(line) + " |")
-    return "\n".join(lines)
+        body.append(line)
+    return markdown(head, body)
 
 
 def claims(cells: Sequence[Run], published: Sequence[Mapping[str, Any]]) -> str:
