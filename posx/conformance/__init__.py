@@ -72,7 +72,6 @@ def check_encoding(
     *,
     reference: Reference | None = None,
     only: Collection[str] = (),
-    bidirectional: bool = False,
     params: str | Params = "large",
     log: Callable[[Findings], None] | None = None,
 ) -> Report:
@@ -89,7 +88,6 @@ def check_encoding(
         [t, h, d] and [t, g, d] of token vectors x. If the encoding embeds, the function embeds x first. A row of
         `visible` without any key must give 0.
       only: names of checks out of `CHECKS`; empty for all.
-      bidirectional: also check tables of distances without a mask.
       params: "large" for numbers from N(0, 0.5), so that every array changes the outputs well above rounding. "init"
         for those of `init`, each array moved by a tenth of its size, if large ones are beyond what training reaches. Or
         trained arrays by name, as `init` returns them.
@@ -107,7 +105,7 @@ def check_encoding(
         if not isinstance(params, str):
             remedy = f"Give all that init(rng, dims) returns, for dims = {dims}."
             check_params(str(built), array_shapes(params), array_shapes(abstract_params(built, dims)), remedy)
-        subject = CheckSubject(built, dims, reference, bidirectional, params)
+        subject = CheckSubject(built, dims, reference, params)
     outcomes = []
     for name in chosen:
         check, shows = CHECKS[name]

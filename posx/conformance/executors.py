@@ -64,7 +64,7 @@ def check_strips(subject: CheckSubject, findings: Findings) -> None:
     if acting_hooks(subject.encoding) == ("embed",):
         return findings.nothing("the encoding only embeds")
     masks = ("causal mask", causal(), ORDER), ("no mask", full(), 0 * ORDER)
-    for name, mask, idx in masks if subject.bidirectional else masks[:1]:
+    for name, mask, idx in masks[:1] if subject.encoding.causal_only else masks:
         wanted = subject.run(subject.one_document(idx=idx), weights=subject.no_weights)
         run = functools.partial(subject.run, None, weights=subject.no_weights, executor=even_tiles, mask=mask)
         result = run()

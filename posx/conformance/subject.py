@@ -199,10 +199,9 @@ class CheckSubject:
         encoding: Encoding,
         dims: Dims,
         reference: Any = None,
-        bidirectional: bool = False,
         params: str | Params = "large",
     ):
-        self.encoding, self.dims, self.reference, self.bidirectional = encoding, dims, reference, bidirectional
+        self.encoding, self.dims, self.reference = encoding, dims, reference
         last = encoding.max_position
         if last is not None and last < LEAST:
             raise ConfigError(

@@ -223,7 +223,6 @@ _OWN: dict[str, Command] = {
         ("Your own encoding", "docs/tutorials/own_encoding.md"),
         {
             "only": ("", "checks to run, with commas between them; all if left out"),
-            "bidirectional": (False, "check tables of distances without a mask too"),
             "params": ("large", "random parameters: large, or init for those of init moved by a tenth"),
             "model_dim": (12, "channels of the model that the encoding is built for"),
             "num_heads": (4, "query heads"),

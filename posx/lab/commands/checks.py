@@ -119,8 +119,8 @@ def run_check(values: dict[str, Any], _: None) -> None:
     if "JAX_PLATFORMS" not in os.environ:  # the comparisons are in float64, and small
         jax.config.update("jax_platforms", "cpu")
     start_devices()
-    options = {name: values[name] for name in ("bidirectional", "params")}
-    report = conformance.check_encoding(name, dims, only=only, log=lambda line: print(line, flush=True), **options)
+    show = functools.partial(print, flush=True)
+    report = conformance.check_encoding(name, dims, only=only, params=values["params"], log=show)
     if report.failures:
         raise PosxError(f"{len(report.failures)} of {len(report.outcomes)} checks failed: {', '.join(report.failures)}")
     passed = sum(outcome.status == "ok" for outcome in report.outcomes)
