@@ -6,7 +6,7 @@
 
 A model of two layers copies by induction. The first layer brings each symbol the one before it. The second looks for
 the symbol whose predecessor was just written. `measure` takes a folder of runs and a name. It prints a line of JSON for
-each run, with numbers for each of the positions 1 to 101 that a symbol can stand at. These are the tokens of answers
+each run, with numbers for each of the positions 1 to 102 that a symbol can stand at. These are the tokens of answers
 that are read there, how many of them are wrong, and the weight on the position before in the first layer.
 """
 
@@ -24,7 +24,7 @@ from experiments.tables import HERE, Run, load, markdown, rows_of
 from experiments.tasks.tasks import values_at
 
 #: The most symbols that 206 tokens hold, twice those of training.
-SYMBOLS, LENGTH = 101, 206
+SYMBOLS, LENGTH = 102, 206
 ITEMS, BATCH = 2000, 100
 #: So many positions are compared with all, in the table.
 FEW = 10

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from posx.contract import Chain, Dims, Encoding, Value, walk_values
-from posx.contract.classes import check_decorated
 from posx.contract.fields import snake_case
 from posx.contract.shapes import check_usable
 from posx.contract.sources import source_digest
 from posx.encodings.frequencies import RULES, FrequencyRule
-from posx.encodings.grammar import parse, parse_field, unparse
+from posx.encodings.grammar import check_own, own_class, parse, parse_field, unparse
 from posx.encodings.inheritance import check_change, inherit_fields
 from posx.errors import ConfigError, nearest
 from posx.lazy import module_getter
@@ -89,22 +87,8 @@ def _find_class(name: str, kind: type[Value]) -> Any:
         raise ConfigError(
             f"{noun} {name!r} is unknown. {nearest(name, list(registry))}The {noun}s are: {', '.join(registry)}."
         )
-    module_name, _, class_name = name.partition(":")
-    try:
-        cls = getattr(importlib.import_module(module_name), class_name)
-    except ConfigError as error:  # from the class itself, see `posx.contract.classes`
-        raise ConfigError(f"{noun} {name!r}: {error}") from None
-    except (Exception, SystemExit) as error:  # importing runs the user's own code
-        meant = f". Did you mean {module_name[:-3]}:{class_name}?" if module_name.endswith(".py") else ""
-        if not meant and isinstance(error, ModuleNotFoundError) and error.name == module_name:
-            meant = f". Run posx in the folder of {module_name}.py, or put that folder on PYTHONPATH."
-        raise ConfigError(f"{noun} {name!r} cannot be imported: {type(error).__name__}: {error}{meant}") from None
-    if not (isinstance(cls, type) and issubclass(cls, kind)):
-        raise ConfigError(
-            f"{noun} {name!r} is not a frozen dataclass that derives from posx.{kind.__name__}. Write "
-            "@dataclasses.dataclass(frozen=True) above it, and derive it."
-        )
-    check_decorated(cls)
+    cls = own_class(name, noun)
+    check_own(cls, kind, "posx", name, noun)
     source_digest(cls)  # now, before the file can change
     return cls
 

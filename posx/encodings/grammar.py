@@ -10,6 +10,7 @@ a chain. A word as a value is a text or the name of an encoding, depending on it
 from __future__ import annotations
 
 import ast
+import importlib
 import keyword
 import math
 import re
@@ -18,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
+from posx.contract.classes import check_decorated
 from posx.contract.fields import field_problems
 from posx.errors import ConfigError, join_problems, nearest
 from posx.parsing import typed_fields
@@ -116,8 +118,39 @@ def _unreadable(text: str, word: str, why: str) -> ConfigError:
     return ConfigError(f"encoding {shown!r}, at {at!r}: {why}")
 
 
-def parse_value(text: str, what: str, kinds: str, classes: Mapping[str, type[T]], examples: Mapping[str, str]) -> T:
-    """Return the frozen value that a text names, as "offset(longest=300)".
+def own_class(name: str, what: str) -> Any:
+    """Return what a user's "package.module:Class" names. what: the kind of value in messages. Raises ConfigError."""
+    module_name, _, class_name = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), class_name)
+    except ConfigError as error:  # from the class itself, see `posx.contract.classes`
+        raise ConfigError(f"{what} {name!r}: {error}") from None
+    except (Exception, SystemExit) as error:  # importing runs the user's own code
+        meant = f". Did you mean {module_name[:-3]}:{class_name}?" if module_name.endswith(".py") else ""
+        if not meant and isinstance(error, ModuleNotFoundError) and error.name == module_name:
+            meant = f". Run posx in the folder of {module_name}.py, or put that folder on PYTHONPATH."
+        raise ConfigError(f"{what} {name!r} cannot be imported: {type(error).__name__}: {error}{meant}") from None
+
+
+def check_own(cls: Any, base: type, place: str, name: str, what: str) -> None:
+    """Raise ConfigError unless a user's own class is a frozen dataclass that derives from `base`, found at `place`."""
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        raise ConfigError(
+            f"{what} {name!r} is not a frozen dataclass that derives from {place}.{base.__name__}. Write "
+            "@dataclasses.dataclass(frozen=True) above it, and derive it."
+        )
+    check_decorated(cls)
+
+
+def parse_value(
+    text: str,
+    what: str,
+    kinds: str,
+    classes: Mapping[str, type[T]],
+    examples: Mapping[str, str],
+    base: type[T] | None = None,
+) -> T:
+    """Return the frozen value that a text names, as "offset(longest=300)" or "my_module:Mine(longest=300)".
 
     Args:
       text: the name of a class, with fields in parentheses.
@@ -125,6 +158,7 @@ def parse_value(text: str, what: str, kinds: str, classes: Mapping[str, type[T]]
       kinds: the same, if there are several.
       classes: the dataclasses by name.
       examples: a text of each class, with the fields that have no default.
+      base: what a user's own class derives from. None: there are no such classes.
 
     Raises:
       ConfigError: the name or a field is unknown, a field is missing, or it does not fit.
@@ -135,13 +169,19 @@ def parse_value(text: str, what: str, kinds: str, classes: Mapping[str, type[T]]
     except ConfigError:  # it speaks of an encoding
         raise ConfigError(f"{what} {text!r} cannot be read. {listed}") from None
     name = spec.pop("name") if isinstance(spec, dict) else text
-    if not isinstance(spec, dict) or name not in classes:
+    if base is not None and isinstance(spec, dict) and ":" in name:
+        cls = own_class(name, what)
+        check_own(cls, base, base.__module__, name, what)
+    elif isinstance(spec, dict) and name in classes:
+        cls = classes[name]
+    else:
         raise ConfigError(f"{what} {name!r} is unknown. {nearest(name, list(classes))}{listed}")
-    cls = classes[name]
     given = typed_fields(cls, spec, f"{what} {text!r}", "")
     needed = [field.name for field in fields(cls) if field.default is MISSING]  # type: ignore[arg-type]
     if missing := [name for name in needed if name not in given]:
-        raise ConfigError(f"{what} {text!r} has no {missing[0]}. Give {examples[name]}.")
+        raise ConfigError(
+            f"{what} {text!r} has no {missing[0]}. Give {examples.get(name, f'{name}({missing[0]}=...)')}."
+        )
     value = cls(**given)
     if problems := list(field_problems(value)):
         raise ConfigError(join_problems([f"{what} {text}: {problem}" for problem in problems]))

@@ -15,7 +15,7 @@ from posx.lab.data.batches import Dataset, Weighted
 from posx.lab.data.masking import choose_hidden, draw_numbers
 from posx.lab.data.tokenizers import BpeTokenizer, with_model
 from posx.lab.tasks import Items, Task, draw_rows, parse_task
-from posx.lab.tasks.base import BOS, EOS, SPECIAL
+from posx.lab.tasks.base import BOS, EOS, FIRST, SPECIAL
 
 #: The items and the tokens of a row whose digest names a task.
 _SAMPLE = 8, 64
@@ -47,13 +47,17 @@ class TaskDataset(Dataset):
         }  # fmt: skip
         return BpeTokenizer(with_model(json.dumps(plain), {"begin": BOS, "ends": [EOS]}))
 
+    def _sample(self, is_longest: bool) -> Items:
+        """Return a few items of up to _SAMPLE tokens, all of them as long as possible if `is_longest`."""
+        count, length = _SAMPLE
+        while (longest := self.task.longest(length)) < self.task.fewest:
+            length *= 2
+        return self._draw("digest", 0, count, longest if is_longest else self.task.fewest, longest, length)
+
     @functools.cached_property
     def digest(self) -> str:  # type: ignore[override]
         """A name of the items: it changes if the task draws others from the same key."""
-        count, length = _SAMPLE
-        while self.task.longest(length) < self.task.fewest:
-            length *= 2
-        rows = self._draw("digest", 0, count, self.task.fewest, self.task.longest(length), length)
+        rows = self._sample(is_longest=False)
         return hashlib.sha256(self.source.encode() + rows.tokens.tobytes() + rows.scored.tobytes()).hexdigest()
 
     @property
@@ -66,21 +70,39 @@ class TaskDataset(Dataset):
         return f"{self.source}: items drawn as they are needed; {words}; digest {self.digest[:12]}"
 
     def check_length(self, length: int) -> None:
-        """Raise DataError if no item fits `length` tokens."""
-        if self.task.longest(length) < self.task.fewest:
-            raise DataError(f"{self.source} has {self.task.length_problem(length)}.")
+        """Raise DataError if rows of `length` tokens cannot be trained on, see `check_lengths`."""
+        self.check_lengths([length], length)
 
     def check_lengths(self, lengths: Sequence[int], train_len: int) -> None:
-        """Raise DataError if one of the lengths has no items to be measured with, see `items`."""
+        """Raise DataError if one of the lengths has no items to be measured with, see `items`.
+
+        It is raised too if the longest item fills less than half of a row of training. So it is if the items of the
+        class have symbols beyond its `alphabet`, or rows beyond its `size`.
+        """
+        self._check_items()
         for length in lengths:
-            self.check_length(length)
+            if self.task.longest(length) < self.task.fewest:
+                raise DataError(f"{self.source} has {self.task.length_problem(length)}.")
             fewest, longest = self.sizes(length, train_len)
+            most = self.task.size(longest) - 1
+            if length == train_len and 2 * most < length:
+                raise DataError(
+                    f"train.length={length}, but {self.source} has no item of more than {most} tokens. Lower "
+                    "train.length, or give the task more symbols."
+                )
             if fewest > longest:
-                most = self.task.size(longest) - 1
                 raise DataError(
                     f"eval.lengths has {length}, but {self.source} has no item of more than {most} tokens that fits. "
                     "Leave the length out, or give the task more symbols."
                 )
+
+    def _check_items(self) -> None:
+        tokens, symbols = self._sample(is_longest=True).tokens, len(self.task.alphabet)
+        if (strange := int(tokens.max()) - FIRST) >= symbols:
+            raise DataError(f"{self.source} makes symbol {strange}, but its alphabet ends at symbol {symbols - 1}.")
+        most = self.task.size(self.task.longest(tokens.shape[1] - 1))
+        if self.task.objective == "next_token" and not (tokens[:, :most] == EOS).any(axis=1).all():
+            raise DataError(f"{self.source} makes rows of more tokens than its size says.")
 
     def batch(self, *, seed: int, step: int, batch_size: int, length: int, rows: slice = slice(None)) -> Weighted:
         """Return rows of batch number `step`, a pure function of its arguments.
@@ -98,6 +120,10 @@ class TaskDataset(Dataset):
         """
         fewest, longest = self.sizes(length, train_len)
         return self._hide(self._draw(f"held out {length}", 0, count, fewest, longest, length))
+
+    def targets(self, train_len: int) -> str:
+        """Return the name of the `items` of all lengths. Runs with another L have other ones."""
+        return hashlib.sha256(f"{self.held_out_digest} {train_len}".encode()).hexdigest()[:16]
 
     def stop_items(self, length: int) -> Items:
         """Return STOP_ITEMS items of all sizes that fit `length` tokens, drawn apart from training and from `items`."""

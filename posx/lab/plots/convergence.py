@@ -157,10 +157,10 @@ def _notes(curves: Sequence[Curve], reference: Curve, seeds: Collection[str]) ->
     name = look.one_line(reference.label)
     batches = {settings.get("train.batch_size") for curve in curves for settings in curve.runs.settings}
     alike = ", which saw the same batches in the same order" if len(batches) == 1 else ""
+    middle = "" if len(curves) % 2 else ", the higher of the two in the middle"
     lonely = [one.label for one in curves if not {*one.runs.train_seed} <= {*seeds} and one is not reference]
     return [
-        f"{name} has the median loss at the end, the higher of two. Each run is compared with its run of the "
-        f"same seed{alike}",
+        f"{name} has the median loss at the end{middle}. Each run is compared with its run of the same seed{alike}",
         "A run reaches the loss at the first logged step from which its own stays at or below it. Parentheses: lowest "
         f"to highest seed. The row of {name} is below 100 % of its steps only by noise or a flat end",
         "Seconds are of training steps, without compiling, saving and measuring. They do not compare if runs shared a "

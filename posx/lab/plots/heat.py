@@ -48,7 +48,8 @@ def distance_map(panel: Panel) -> Figure:
         ax.grid(False)
     _name_axes(made, "distance (tokens)")
     _bar(made, image)
-    lines = [*captions.subtitle([panel]), f"Above the dashed line: distances of more than L = {panel.train_len} tokens"]
+    above = f"Above the dashed line: distances of L = {panel.train_len} tokens or more"
+    lines = [*captions.subtitle([panel]), above]
     look.headings(made, "Right tokens of answers by distance to their source", lines, captions.mixture(panel.rows))
     look.draw_notes(made, captions.notes([panel], []))
     return made

@@ -40,9 +40,9 @@ IMPORTED, NO_SEEDS = "None", "no seeds (imported)"
 
 #: The columns that comparisons read.
 _COMPARED = [
-    "run", "run_id", "hash", "seed", "protocol", "eval_len", "stride", "status", "tokenizer", "data_digest", "nll",
-    "ppl", "targets", "block_len", "block_nll", "num_targets", "max_targets", "num_stretches", "num_documents",
-    "num_items", "exact_match", "block_wrong",
+    "run", "run_id", "hash", "seed", "train_len", "protocol", "eval_len", "stride", "status", "tokenizer",
+    "data_digest", "nll", "ppl", "targets", "block_len", "block_nll", "num_targets", "max_targets", "num_stretches",
+    "num_documents", "num_items", "exact_match", "block_wrong",
 ]  # fmt: skip
 
 
@@ -266,7 +266,8 @@ def _unlike(rows: Sequence[Mapping[str, Any]]) -> str:
     if all(row.get("status") == "apart" for row in rows) and rows:
         return "scored other targets than most runs"
     if any(row.get("status") == "apart" for row in rows) or len(scored) > 1:
-        return "scored other targets"
+        by_length = any(map(is_of_answers, rows)) and len({row.get("train_len") for row in rows}) > 1
+        return "answered other items, which their training lengths decide" if by_length else "scored other targets"
     if all(row.get("block_nll") or is_of_answers(row) or row["ppl"] is None for row in rows):
         return ""
     return "store no losses or answers of blocks"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import html
 import json
@@ -25,6 +26,7 @@ def write_report(folders: Sequence[Path], out: Path) -> int:
       ConfigError: the extra `report` is not installed.
       WorkdirError: there is nothing to show, or `out` cannot be written.
     """
+    _library()  # before anything takes time
     data = content(folders)
     if not data["rows"]:
         named = ", ".join(folder.name for folder in folders)
@@ -42,6 +44,7 @@ def write_page(title: str, data: dict[str, Any], kind: str, out: Path) -> None:
         write_bytes(out, text.encode())
 
 
+@functools.cache
 def _library() -> str:
     """Return vega, vega-lite and vega-embed as one script."""
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from posx.errors import WorkdirError
 from posx.lab.runs.folder import RunFolder
 
-#: The places of the files of a run or a sweep in a work folder, which is a run, a sweep, or a folder of sweeps.
+#: The places of the files of runs and sweeps in a work folder: a run, a sweep, or a folder of sweeps.
 LEVELS = ("{}", "*/{}", "*/*/{}")
 #: How many runs a message lists.
 _MOST_NAMES = 12

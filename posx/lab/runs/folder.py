@@ -223,6 +223,8 @@ class RunFolder:
         changes = held.differences(run if run.text else dataclasses.replace(run, text=held.text))
         if not changes:
             return
+        if (held.data.is_task or run.data.is_task) and held.data.source != run.data.source and not run.text:
+            changes.append(f"data.source: {held.data.source!r} -> {run.data.source!r}")
         if all(change.startswith("code.") for change in changes):
             fix = "Restore the code to resume, or use another --workdir."
             raise WorkdirError(f"{self.path}: {held.code_changes()} since this run was trained. {fix}")

@@ -87,7 +87,8 @@ class Addition(Task):
     """The sum of two binary numbers, a + b, of n symbols with the sign. The first digit is 1 unless it is the only one.
 
     Digits are written from the largest to the smallest. The sizes of the numbers are uniform. The token before the
-    answer is <sep>, which stands for =. n differs by 1 from Huang et al., who count = among the symbols.
+    answer is <sep>, which stands for =. n differs by 1 from Huang et al., who count = among the symbols. A sum may
+    have fewer digits than `size` allows for n symbols, so a row may be shorter than its length asks for.
     """
 
     fewest: ClassVar[int] = 3

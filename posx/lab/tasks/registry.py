@@ -19,5 +19,5 @@ TASKS: dict[str, type[Task]] = {snake_case(cls): cls for cls in (
 
 
 def parse_task(text: str) -> Task:
-    """Return the task that a text names, as "flip_flop(ignore=0.98)". Raises ConfigError."""
-    return parse_value(text, "task", "tasks", TASKS, dict(zip(TASKS, TASKS, strict=True)))
+    """Return the task that a text names, as "flip_flop(ignore=0.98)" or "my_module:MyTask". Raises ConfigError."""
+    return parse_value(text, "task", "tasks", TASKS, dict(zip(TASKS, TASKS, strict=True)), Task)

@@ -1,12 +1,14 @@
 """A run on a task: what it trains on, what its rows say, and the settings that it refuses."""
 
 import json
+import re
 import shutil
 
 import numpy as np
 import pytest
 
 import posx
+from posx.errors import DataError
 from posx.lab import plots
 from posx.lab.data import DataConfig, prepare
 from posx.lab.files.rows import result_text, row_problem
@@ -183,10 +185,61 @@ def test_batches_depend_on_step_and_seed_alone():
             ["--config.data.source=task:unique_copy(symbols=9)", "--config.eval.lengths=16,64"],
             ["eval.lengths has 64", "more than 20 tokens"],
         ),
+        (
+            ["--config.data.source=task:unique_copy(symbols=2)"],
+            ["train.length=16", "no item of more than 6 tokens", "Lower train.length"],
+        ),
+        (["--config.data.source=task:no_module:Mine"], ["task 'no_module:Mine' cannot be imported", "no_module.py"]),
     ],
 )
 def test_unfit_settings_are_one_line(site, tmp_path, capsys, words, wanted):
     start = ["train", f"--config={site / 'tiny.py'}", f"--workdir={tmp_path / 'run'}"]
-    code = 3 if "needs 13" in wanted or "64" in wanted[0] else 2
+    code = 3 if "needs 13" in wanted or "64" in wanted[0] or "Lower train.length" in wanted else 2
     refused(capsys, code, [*start, *words], *wanted)
     assert not (tmp_path / "run" / "config.json").exists()
+
+
+PAGE = (tiny.ROOT / "docs" / "guides" / "tasks.md").read_text()
+
+
+@pytest.fixture
+def page(tmp_path, monkeypatch):
+    """The two blocks of Python of the page: a task of one's own, in a module that can be imported, and its check."""
+    task, check = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "my_task.py").write_text(task)
+    monkeypatch.syspath_prepend(tmp_path)
+    return task, check
+
+
+def test_a_task_of_ones_own_is_a_source(site, page, tmp_path, capsys):
+    exec(page[1], {})
+    words = ["train", f"--config={site / 'tiny.py'}", f"--workdir={tmp_path / 'run'}", "--config.eval.num_items=20"]
+    code, _, err = tiny.call(capsys, *words, "--config.data.source=task:my_task:Reverse(symbols=3)")
+    assert code == 0, err
+    assert [row["data_source"] for row in RunFolder(tmp_path / "run").measured_rows()] == [
+        "task:my_task:Reverse(symbols=3)"
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("0, self.symbols)", "0, self.symbols + 1)", "makes symbol 8, but its alphabet ends at symbol 7"),
+        ("2 * n + 3 ", "2 * n + 2 ", "makes rows of more tokens than its size says"),
+    ],
+)
+def test_a_task_that_breaks_its_own_word_is_refused(page, tmp_path, monkeypatch, right, wrong, message):
+    name = f"wrong_{right[0]}"
+    (tmp_path / f"{name}.py").write_text(page[0].replace(right, wrong))
+    with pytest.raises(DataError, match=message):
+        prepare(DataConfig(source=f"task:{name}:Reverse")).check_length(32)
+
+
+@pytest.mark.slow
+def test_other_training_lengths_have_other_items(site, tmp_path, capsys):
+    """Half of the items of 32 tokens differ, and their numbers of targets are equal."""
+    words = ["sweep", f"--config={site / 'tiny.py'}", f"--workdir={tmp_path / 'lens'}", "--jobs=1"]
+    words += ["--config.sweep.encodings=nope", "--config.sweep.train_lens=16,32", "--config.sweep.seeds=0"]
+    words += ["--config.data.source=task:parity", "--config.eval.lengths=32", "--config.eval.num_items=50"]
+    assert tiny.call(capsys, *words)[0] == 0
+    refused(capsys, 2, ["compare", str(tmp_path / "lens"), "--lengths=32"], "training lengths decide")
