@@ -20,7 +20,8 @@ MORE = ("majority", "sort(symbols=128)", "repeat_copy", "parity", "addition", "s
 #: Without a key that sees the token before, RoPE does not learn the first in 10,000 steps.
 RECALL = {"mqar(symbols=16)": 5e-3, "unique_copy(symbols=128)": 5e-3}
 SEEING_BACK = (
-    *(f"key_offset+{name}" for name in ENTRIES if name != "key_offset"), "key_offset+rope(rotary_dim=16)", "canon+rope",
+    *(f"key_offset+{name}" for name in ENTRIES if name != "key_offset"), "key_offset+rope(rotary_dim=16)",
+    "key_offset+deberta(max_distance=16)", "canon+rope",
 )  # fmt: skip
 
 
