@@ -308,12 +308,13 @@ def batch_features(
     """Return `encoding.features` over a batch, x [b, t, m], and the carry for the tokens that follow.
 
     Args:
-      encoding, params, x: as in `attend`.
+      encoding, params, x: as in `attend`. What empty slots hold reaches nothing.
       slots: positions, or `Slots`; idx None if the tokens are in order.
       carry: the carry of the call for the tokens before these (arrays [b, ...]); None at the start.
     """
     require_encoding(encoding, "batch_features: encoding")
     slots, (recent, carry) = with_batch(encoding, as_slots(slots)), (None, None) if carry is None else carry
+    x = without_empty(x, slots.idx)
     seen, recent = with_previous_tokens(encoding, "features", x, slots.idx, slots.segment, recent)
     features, carry = map_batch(functools.partial(encoding.features, params), seen, slots.pos, carry)
     return features, None if recent is None and carry is None else (recent, carry)

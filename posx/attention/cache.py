@@ -156,7 +156,7 @@ def remember(
     start = cache.filled - pos.shape[1]
     features: Features = {}
     if "features" in defined_hooks(encoding):
-        features, carry = batch_features(encoding, params, without_empty(x, idx), slots, carry)
+        features, carry = batch_features(encoding, params, x, slots, carry)
     seen: dict[str, jax.Array] = {}
     recent: dict[str, jax.Array] = {}
     for hook, vectors in projected.items():

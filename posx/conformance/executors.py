@@ -81,6 +81,8 @@ def check_gradients(subject: CheckSubject, findings: Findings) -> None:
         run = functools.partial(method, slots)
         grads = run().gradients
         _check_slopes(run, subject, grads, findings, name)
+        for path, grad in leaves(grads.params):
+            findings.holds(grad.any(), f"{name}: no output depends on params.{path}, its gradient is 0")
         back, of = run(cotangent=early).gradients, f"{name}: the gradient of"
         for leaf in ("x", "q", "k", "v"):
             grad = getattr(back, leaf)
@@ -163,6 +165,11 @@ def check_packing(subject: CheckSubject, findings: Findings) -> None:
     wanted = jax.tree.map(lambda *a: sum(a), *map(subject.run, alone))
     for name, run in (("dense", subject.run), ("tiles", subject.tiles)):
         _compare(subject, findings, name, run(packed), wanted)
+    if findings.problems and subject.encoding.acts_on("features"):
+        hint = (
+            "the carry of `features` runs through all documents of a row: let outputs depend on its differences alone"
+        )
+        findings.problems.insert(1, hint)
 
 
 def check_reference(subject: CheckSubject, findings: Findings) -> None:

@@ -13,6 +13,8 @@ from posx.contract import Encoding
 
 #: The least change that counts as an effect: far above rounding in float64, far below the effect of random parameters.
 SEEN = 1e-6
+#: So many problems of a check are printed.
+SHOWN = 3
 
 
 def leaves(*trees: Any) -> Iterator[tuple[Any, ...]]:
@@ -46,9 +48,10 @@ class Findings:
 
     @property
     def detail(self) -> str:
-        """Return the first problem and the number of others, the reason, or the largest difference."""
+        """Return the first problems and the number of others, the reason, or the largest difference."""
         if self.problems:
-            return self.problems[0] + (f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else "")
+            more = len(self.problems) - SHOWN
+            return "; ".join(self.problems[:SHOWN]) + (f" (and {more} more)" if more > 0 else "")
         return self.reason or ("" if self.worst is None else f"largest difference {self.worst:.1g}")
 
     def __str__(self) -> str:

@@ -121,6 +121,9 @@ class Encoding(Value):
         x [t, m] is the layer's input after its norm, which q, k and v are projected from. Queries read the features of
         their own tokens too. carry is None at the start; return it unchanged if nothing is carried. The empty slots of
         a left-padded batch are before its tokens, and must leave nothing in the carry.
+
+        One carry runs through all documents of a row. So outputs may depend on differences of what is carried, such as
+        a running sum, and not on its level. For a state of a document alone, read the tokens of `history`.
         """
         return {}, carry
 

@@ -49,11 +49,13 @@ class Use(NamedTuple):
     @property
     def heads(self) -> str:
         (h, d), (g, k_width), (_, v_width) = self.q.shape, self.k.shape, self.v.shape
-        return f"q has {h} heads of {d}, k and v {g} of {k_width} and {v_width}"
+        of_x = "" if self.x is None else f", x has {self.x.shape[0]} channels"
+        return f"q has {h} heads of {d}, k and v {g} of {k_width} and {v_width}{of_x}"
 
     @property
     def dims(self) -> str:
-        return f"num_heads={self.q.shape[0]}, head_dim={self.q.shape[1]}, num_kv_heads={self.k.shape[0]}"
+        of_x = "" if self.x is None else f"model_dim={self.x.shape[0]}, "
+        return f"{of_x}num_heads={self.q.shape[0]}, head_dim={self.q.shape[1]}, num_kv_heads={self.k.shape[0]}"
 
 
 def check_usable(encoding: Encoding, dims: Dims) -> None:

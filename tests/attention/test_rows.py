@@ -42,8 +42,7 @@ def answers(encoding, params, x, pos, idx, segment, executor):
     embedded, q, k, v = project(encoding, params, projections(), x, pos)
     slots, features = posx.Slots(pos, idx, segment), {}
     if encoding.acts_on("features"):
-        kept = jnp.where(idx[..., None] < 0, 0, embedded)
-        features, _ = batch_features(encoding, params, kept, slots)
+        features, _ = batch_features(encoding, params, embedded, slots)
 
     def attend(queries):
         q_slots, q_features = jax.tree.map(lambda a: a[:, queries], (slots, features))

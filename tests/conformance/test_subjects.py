@@ -319,6 +319,27 @@ class CachesWhatItMultiplies(Encoding):
         return ByDistance(key=jnp.cos(as_float(distance))[:, None, None] * jnp.ones((1, 1, DIMS.head_dim)))
 
 
+@encoding
+class HasAnIdleArray(Encoding):
+    def init(self, rng, dims):
+        return {"slope": jnp.ones(dims.num_heads), "idle": jnp.ones(3)}
+
+    def by_distance(self, params, distance):
+        return ByDistance(bias=-params["slope"][:, None] * jnp.abs(as_float(distance))[None])
+
+
+@encoding
+class CarriesItsLevel(Encoding):
+    """A token reads the sum of all tokens before it, of the documents before its own too."""
+
+    def features(self, params, x, pos, carry):
+        sums = jnp.cumsum(as_float(x[:, 0])) + (0 if carry is None else carry)
+        return {"sums": sums}, sums[-1]
+
+    def query(self, params, vectors, pos, features):
+        return vectors * jnp.tanh(features["sums"])[:, None, None].astype(vectors.dtype)
+
+
 READS_RAW_KEYS = "and a chain's cache may hold mapped keys. Declare reads_raw_keys = True."
 
 #: An encoding that breaks the contract, the check that must see it, and a text of its message.
@@ -344,6 +365,8 @@ BROKEN = [
     (SaysItNeedsRows(), "tiling", "tiling = 'rows', but outputs in small tiles are the same"),
     (ReadsOtherKeys(), "tiling", "scores depend on other keys of the tile. Declare tiling = 'rows' or 'neighbours'."),
     (SaysItReadsNeighbours(), "padding", "tiling = 'neighbours', but empty slots between tokens change nothing"),
+    (HasAnIdleArray(), "gradients", "dense: no output depends on params.idle, its gradient is 0"),
+    (CarriesItsLevel(), "packing", "let outputs depend on its differences alone"),
     (WrongGradient(), "gradients", "dense: slope along a direction in q off by"),
     (PlainAngles(), "float32", "positions moved by 32768: outputs off by"),
     (BiasInBfloat16(), "hooks", "by_distance returns bfloat16 for float32 vectors, not float32"),

@@ -173,6 +173,8 @@ class RunConfig:
             code, parent = dict(values["code"]), dict(values["parent"])
             text, held_out = str(values["text"]), str(values["held_out"])
             asked = read_sections(values["asked"])
+        except ConfigError:  # it names the encoding
+            raise
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise ConfigError(f"its settings are damaged: {type(error).__name__}: {error}") from None
         if len(layers) != sections["model"].num_layers or len(rates) != len(layers):

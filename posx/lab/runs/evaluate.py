@@ -8,9 +8,12 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from posx.encodings import code_of
+from posx.errors import ConfigError
+from posx.evaluation.probe import check_log_probs
 from posx.evaluation.protocols import BeginEveryWindow, Nonoverlapping
 from posx.evaluation.scoring import Measured, Scored
 from posx.lab import interrupts
@@ -36,6 +39,8 @@ from posx.lab.runs.targets import Asked, EvaluationPlan, asked_rows, few_documen
 from posx.lab.training.layout import Layout
 from posx.notices import say
 
+#: Windows on which a model with the user's own code is checked.
+_CHECKED = 2
 #: Tokens of training text that are counted at a time.
 _COUNTED = 1 << 24
 
@@ -57,12 +62,35 @@ def evaluate_run(
     """
     processes.on_first(lambda: damage.mend_rows(folder))
     facts = row_facts(run, model, dataset, folder, step)
+    if "code" in facts and run.train.objective == "next_token" and not layout.is_global:
+        check_own_code(run, model, params, dataset)
     if isinstance(dataset, TaskDataset):
         rows = answer_rows(run, config, model, params, dataset, folder, facts, layout)
     elif isinstance(dataset, TextDataset):
         rows = text_rows(run, config, model, params, dataset, folder, facts, layout)
     folder.list_rows(config == run.eval and facts["own_text"])
     return rows
+
+
+def check_own_code(run: RunConfig, model: Model, params: Any, dataset: Dataset) -> None:
+    """Raise ConfigError if a model with encodings of the user's own sees later tokens: its numbers would mean nothing.
+
+    Arguments are those of `evaluate_run`.
+    """
+    length, pos = run.train.length, run.train.token_positions.measure(run.train.length)
+    if isinstance(dataset, TaskDataset):
+        windows = dataset.items(length, length, _CHECKED).tokens
+    else:
+        assert isinstance(dataset, TextDataset)
+        stream = run_stream(dataset)[0]
+        windows = stream[np.minimum(length * np.arange(_CHECKED)[:, None] + np.arange(length + 1), len(stream) - 1)]
+    whole = jax.jit(lambda tokens: jax.nn.log_softmax(model.at_length(length)(params, tokens[:, :-1], pos)))
+    try:
+        check_log_probs(whole, windows)
+    except ConfigError as error:
+        what = str(error).replace("log_probs sees", "it sees").partition(" Entry (b, i)")[0]
+        names = ", ".join(code_of(model.encodings))
+        raise ConfigError(f"the model has code of your own, {names}, and {what} posx check finds the hook.") from None
 
 
 def text_rows(

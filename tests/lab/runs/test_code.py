@@ -154,3 +154,18 @@ def test_a_sweep_puts_a_run_of_edited_code_beside_the_old(site, trained, tmp_pat
     codes = {json.loads((tmp_path / "sweep" / run / "config.json").read_text())["code"].popitem() for run in runs}
     assert len(codes) == 2
     assert all(f"| mine:SqrtBias, code={code} | 1 |" in out for _, code in codes)
+
+
+LEAKS = """
+    def embed(self, params, x, pos):
+        return x + jnp.roll(x, -1, axis=0)
+"""
+
+
+@pytest.mark.parametrize("words", [(), ("--config.data.source=task:parity", "--config.train.steps=4")])
+def test_a_model_that_reads_the_next_token_has_no_numbers(place, words):
+    (place.folder / "mine.py").write_text(MINE + LEAKS)
+    sys.modules.pop("mine", None)
+    code, _, err = place.train("leaks", *words)
+    assert code == 2 and "mine:SqrtBias, and it sees later tokens" in err, err
+    assert not (place.folder / "leaks" / "eval.jsonl").exists()
