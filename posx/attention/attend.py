@@ -308,7 +308,7 @@ def batch_features(
     """Return `encoding.features` over a batch, x [b, t, m], and the carry for the tokens that follow.
 
     Args:
-      encoding, params, x: as in `attend`. What empty slots hold reaches nothing.
+      encoding, params, x: as in `attend`. The contents of empty slots reach nothing.
       slots: positions, or `Slots`; idx None if the tokens are in order.
       carry: the carry of the call for the tokens before these (arrays [b, ...]); None at the start.
     """

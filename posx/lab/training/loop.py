@@ -40,6 +40,8 @@ from posx.lab.training.step import Metrics, State, flops_per_token, learning_rat
 from posx.lab.training.watchdog import Watchdog
 from posx.notices import say
 
+#: What to do about a run that diverged.
+LOWER = "Lower train.learning_rate or train.clip_norm."
 #: The numbers of a row that TensorBoard shows.
 SHOWN = ("loss", "ppl", "grad_norm", "learning_rate", "tokens_per_second", "mfu", "exact_match")
 
@@ -271,7 +273,9 @@ class MetricsLog:
             first = int(bad.argmax())
             loss, norm, at = losses[first], norms[first], self.last_step + first + 1
             self._append({"step": at, "loss": loss, "grad_norm": norm, "attempt": self.attempt})
-            raise divergence_error(self.folder, f"loss {loss}, gradient norm {norm} at step {at}")
+            own = at == 1 and self.run.code  # before any update: no rate can help
+            remedy = f"posx check {next(iter(own))} finds arrays without a finite gradient." if own else LOWER
+            raise divergence_error(self.folder, f"loss {loss}, gradient norm {norm} at step {at}", remedy)
         row = self._row(step, losses, norms) | self.start
         row |= {} if exact_match is None else {"exact_match": exact_match}
         self._append(row)
@@ -308,11 +312,11 @@ class MetricsLog:
         }
 
 
-def divergence_error(folder: RunFolder, what: str) -> NonFiniteError:
-    """Return the error of a run that diverged, with the checkpoint that is left and the settings to change."""
+def divergence_error(folder: RunFolder, what: str, remedy: str = LOWER) -> NonFiniteError:
+    """Return the error of a run that diverged, with the checkpoint that is left and what to do."""
     steps = Checkpoints(folder.checkpoints).steps()
     kept = f"; the checkpoint of step {steps[-1]} is kept" if steps else ""
-    return NonFiniteError(f"{folder.path.name}: {what}{kept}. Lower train.learning_rate or train.clip_norm.")
+    return NonFiniteError(f"{folder.path.name}: {what}{kept}. {remedy}")
 
 
 def open_board(folder: Path, suffix: str, start: int, writes: bool = True) -> Any:

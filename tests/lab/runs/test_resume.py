@@ -301,7 +301,8 @@ def test_a_failing_run_does_not_stop_the_others_and_is_named(site, tmp_path):
     code, out, err = tiny.run(*command, "--jobs=2", PYTHONPATH=str(tmp_path))
     last = err.strip().splitlines()[-1]
     assert code == 7 and last.startswith("posx: 1 of 2 runs failed"), err
-    assert "breaking.Breaks-L16-s0" in last and "at step 1" in last and "nope-L16-s0:" not in last
+    assert "breaking.Breaks-L16-s0" in last and "at step 1. posx check breaking:Breaks" in last, last
+    assert "nope-L16-s0:" not in last
     assert (workdir / "nope-L16-s0" / "DONE").exists() and "| nope |" in out
     assert json.loads((workdir / "breaking.Breaks-L16-s0" / "status.json").read_text())["code"] == 5
     code, _, err = tiny.run(*command, PYTHONPATH=str(tmp_path))
