@@ -8,6 +8,7 @@
     python -m experiments.tasks.tasks rates
     python -m experiments.tasks.tasks figure
     python -m experiments.tasks.tasks gates
+    python -m experiments.tasks.tasks catalogue
     python -m experiments.tasks.tasks recall
 
 `gates.toml` holds a published number a gate, with the settings of the run that is held to it. `commands` prints what
@@ -51,6 +52,13 @@ def read_cells(runs: Sequence[Run]) -> Cells:
     for row in rows_of(sorted(runs, key=lambda run: run["seed"])):
         cells[row["encoding"]][task_name(row)].append(row)
     return cells
+
+
+def catalogue() -> list[Run]:
+    """Return the runs of the whole catalogue: those of its part, and of the ten on the same tasks."""
+    runs = load("tasks", "catalogue")
+    tasks = {run["data_source"] for run in runs}
+    return [*(run for run in load("tasks", "cells") if run["data_source"] in tasks), *runs]
 
 
 def values_at(rows: Sequence[Row], factor: float, metric: str = "exact_match") -> list[float]:
@@ -214,6 +222,9 @@ def main(words: Sequence[str]) -> None:
             print(rates([*load("tasks", "cells"), *load("tasks", "rates")]))
         case ["figure"]:
             figure(read_cells(load("tasks", "cells")), HERE / "tasks" / "tasks.png")
+        case ["catalogue"]:
+            print(table(read_cells(catalogue())))
+            figure(read_cells(catalogue()), HERE / "tasks" / "catalogue.png")
         case ["recall"]:
             print(table(read_cells(load("tasks", "recall"))))
             figure(read_cells(load("tasks", "recall")), HERE / "tasks" / "recall.png")

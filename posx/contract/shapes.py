@@ -49,8 +49,7 @@ class Use(NamedTuple):
     @property
     def heads(self) -> str:
         (h, d), (g, k_width), (_, v_width) = self.q.shape, self.k.shape, self.v.shape
-        of_x = "" if self.x is None else f", x has {self.x.shape[0]} channels"
-        return f"q has {h} heads of {d}, k and v {g} of {k_width} and {v_width}{of_x}"
+        return f"q has {h} heads of {d}, k and v {g} of {k_width} and {v_width}"
 
     @property
     def dims(self) -> str:
@@ -257,8 +256,9 @@ class HookCheck:
             raise ConfigError(f"{made} reads {error}, which is not there; params has: {has} ({self._where})") from error
         except Exception as error:  # the user's own code
             if not self.built_for_it and _OF_SHAPES.search(_one_line(error)):  # JAX names sizes of its own
+                of_x = f"x has {self.use.x.shape[0]} channels, " if hook == "features" else ""
                 raise ConfigError(
-                    f"{self.encoding}.{hook} does not fit: {self.use.heads}. Build the encoding for these sizes: "
+                    f"{self.encoding}.{hook} does not fit: {of_x}{self.use.heads}. Build the encoding for these sizes: "
                     f"posx.build(spec, posx.Dims({self.use.dims}, ...)). If it was, the error above is in its own code."
                 ) from error
             raise ConfigError(f"{made} raises {_one_line(error)} ({self._where})") from error

@@ -99,8 +99,9 @@ def test_answers_to_the_tasks():
     published = tomllib.loads(tasks.GATES.read_text())["gate"]
     assert bodies("tasks")[2] == of_markdown(tasks.gates(load("tasks"), published))
     measured = load("tasks", file="places.jsonl")
-    assert bodies("tasks")[3] == of_markdown(places.table(load("tasks"), measured))
-    assert bodies("tasks")[4] == of_markdown(tasks.table(tasks.read_cells(load("tasks", "recall"))))
+    assert bodies("tasks")[3] == of_markdown(tasks.table(tasks.read_cells(tasks.catalogue())))
+    assert bodies("tasks")[4] == of_markdown(places.table(load("tasks"), measured))
+    assert bodies("tasks")[5] == of_markdown(tasks.table(tasks.read_cells(load("tasks", "recall"))))
 
 
 def test_hidden_tokens_of_encoders():

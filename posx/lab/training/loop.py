@@ -40,7 +40,7 @@ from posx.lab.training.step import Metrics, State, flops_per_token, learning_rat
 from posx.lab.training.watchdog import Watchdog
 from posx.notices import say
 
-#: What to do about a run that diverged.
+#: The remedy for a run that diverged.
 LOWER = "Lower train.learning_rate or train.clip_norm."
 #: The numbers of a row that TensorBoard shows.
 SHOWN = ("loss", "ppl", "grad_norm", "learning_rate", "tokens_per_second", "mfu", "exact_match")
