@@ -25,6 +25,7 @@ from tests.test_language import PAGES
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+TASK = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/tasks.md").read_text(), re.DOTALL)[0]
 OWN, FROM_PYTHON = (next(b for b in BLOCKS if word in b) for word in ("class LogDecay", "posx.attend"))
 
 
@@ -138,6 +139,7 @@ def check_understood(line, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(ceiling, "_measure", lambda dtype: 1e11)  # seconds of products for each sweep otherwise
     (tmp_path / "my_encoding.py").write_text(OWN)
+    (tmp_path / "my_task.py").write_text(TASK)
     words = shlex.split(line, comments=True)[1:]
     reads = {"evaluate", "autopsy", "export", "generate", "plot", "table", "verify", "import", "compare", "report"}
     missing = [4] if words[0] in reads or "--from" in words else []
