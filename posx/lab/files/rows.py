@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from posx.evaluation.statistics import LARGEST_NLL, perplexity
 from posx.lab.files import lines
 from posx.lab.files.checksums import CHECKSUM, checksum_problem
 
@@ -33,6 +32,9 @@ SCORES = (
 )  # fmt: skip
 #: Stored sums are rounded: those of blocks by this many nats at most, means by position by this many.
 BLOCK_ROUNDING, POSITION_ROUNDING = 0.006, 1e-5
+#: exp(nll) is stored as "inf" from here on, in nats. `posx.evaluation` has the same number, and loads JAX, which readers
+#: of rows must not: the driver of a sweep would give its runs other options.
+LARGEST_NLL = 700.0
 
 
 def row_problem(row: Mapping[str, Any]) -> str:
@@ -149,7 +151,7 @@ def _perplexity(row: Mapping[str, Any]) -> Iterator[str]:
     nll, ppl = row.get("nll"), row.get("ppl")
     if nll is None:
         return
-    wanted = perplexity(nll)
+    wanted = math.exp(nll) if nll < LARGEST_NLL else math.inf
     agrees = ppl == "inf" if math.isinf(wanted) else number(ppl) is not None and _are_close(ppl, wanted)
     if not agrees:
         yield f"ppl is {_short(ppl)}, but exp(nll) is {_short(wanted)}"
