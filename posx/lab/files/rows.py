@@ -32,8 +32,8 @@ SCORES = (
 )  # fmt: skip
 #: Stored sums are rounded: those of blocks by this many nats at most, means by position by this many.
 BLOCK_ROUNDING, POSITION_ROUNDING = 0.006, 1e-5
-#: exp(nll) is stored as "inf" from here on, in nats. `posx.evaluation` has the same number, and loads JAX, which readers
-#: of rows must not: the driver of a sweep would give its runs other options.
+#: exp(nll) is stored as "inf" from here on, in nats. `posx.evaluation` has the same number. It loads JAX, and a sweep's
+#: driver that reads rows must not: its runs would have other options.
 LARGEST_NLL = 700.0
 
 
