@@ -129,7 +129,7 @@ def attend(
     q_at = as_slots(q_slots)
     k_at = q_at if k_slots is None else as_slots(k_slots)
     given = TileInputs(encoding, mask, SharedArrays(params), Block(Tokens(q), q_at), Block(Tokens(k, v), k_at))
-    given, x, in_order, offset = _validate(given, x, features, cached)
+    given, in_order, offset = _validate(given, x, features, cached)
     pairs, q_features = _map(given, x, in_order, cached)
     o = barrier(_run(pairs, executor, in_order, offset)).swapaxes(1, 2)
     if "output" in defined_hooks(encoding):
@@ -160,19 +160,19 @@ def attention_weights(
     require_resolved(encoding)
     at = as_slots(slots)
     given = TileInputs(encoding, mask, SharedArrays(params), Block(Tokens(q), at), Block(Tokens(k, k), at))
-    given, x, in_order, _ = _validate(given, x, None, False)
+    given, in_order, _ = _validate(given, x, None, False)
     w, visible = dense_weights(_map(given, x, in_order, False)[0])
     return jnp.where(visible[:, None], w, 0), visible
 
 
 def _validate(
     given: TileInputs, x: jax.Array | None, features: tuple[Features, Features] | None, cached: bool
-) -> tuple[TileInputs, jax.Array | None, bool, int | None]:
+) -> tuple[TileInputs, bool, int | None]:
     """Check a call. Its q and k, not mapped yet, are in the fields `mapped`, its v in `values`.
 
     Returns:
-      The call and x, with sharded arrays, without contents of empty slots. Whether queries and keys are the same
-      tokens, in order of arrival. If so, the `offset` of `blockwise`, else None.
+      The call, with sharded arrays, without contents of empty slots. Whether queries and keys are the same tokens, in
+      order of arrival. If so, the `offset` of `blockwise`, else None.
     """
     encoding, mask, tables, (tokens, q_at, *_), ((k, v, *_), k_at, *_) = given
     q = tokens.mapped
@@ -188,7 +188,7 @@ def _validate(
         q, k, v = (sharding.shard(x, axis=x.ndim - 2, over=axis) for x in (q, k, v))
     q_features, k_features = features or ({}, {})
     if not in_order:
-        q, x, q_features = without_empty((q, x, q_features), q_at.idx)
+        q, q_features = without_empty((q, q_features), q_at.idx)
         if not cached:
             k, v, k_features = without_empty((k, v, k_features), k_at.idx)
     params = _read_params(encoding, tables.params)
@@ -196,7 +196,7 @@ def _validate(
     keys_mapped, queries = cached and not encoding.reads_raw_keys, q[:, :, 0] if windows else q
     check_call(encoding, params, Use(queries, k, v, q_at.pos.dtype, x, q_features, k_features, keys_mapped, cached))
     sides = Block(Tokens(q, features=q_features), q_at), Block(Tokens(k, v, features=k_features), k_at)
-    return TileInputs(encoding, mask, SharedArrays(params), *sides), x, in_order, offset
+    return TileInputs(encoding, mask, SharedArrays(params), *sides), in_order, offset
 
 
 def _map(given: TileInputs, x: jax.Array | None, in_order: bool, cached: bool) -> tuple[TileInputs, Features]:

@@ -13,7 +13,7 @@ from posx.contract.fields import snake_case
 from posx.contract.shapes import check_usable
 from posx.contract.sources import source_digest
 from posx.encodings.frequencies import RULES, FrequencyRule
-from posx.encodings.grammar import check_own, own_class, parse, parse_field, unparse
+from posx.encodings.grammar import own_class, parse, parse_field, unparse
 from posx.encodings.inheritance import check_change, inherit_fields
 from posx.errors import ConfigError, nearest
 from posx.lazy import module_getter
@@ -87,8 +87,7 @@ def _find_class(name: str, kind: type[Value]) -> Any:
         raise ConfigError(
             f"{noun} {name!r} is unknown. {nearest(name, list(registry))}The {noun}s are: {', '.join(registry)}."
         )
-    cls = own_class(name, noun)
-    check_own(cls, kind, "posx", name, noun)
+    cls = own_class(name, kind, "posx", noun)
     source_digest(cls)  # now, before the file can change
     return cls
 

@@ -118,11 +118,21 @@ def _unreadable(text: str, word: str, why: str) -> ConfigError:
     return ConfigError(f"encoding {shown!r}, at {at!r}: {why}")
 
 
-def own_class(name: str, what: str) -> Any:
-    """Return what a user's "package.module:Class" names. what: the kind of value in messages. Raises ConfigError."""
+def own_class(name: str, base: type, place: str, what: str) -> Any:
+    """Return the class that a user's "package.module:Class" names.
+
+    Args:
+      name: the text.
+      base: what the class derives from.
+      place: the module that a user imports `base` from.
+      what: the kind of value in messages, as "encoding".
+
+    Raises:
+      ConfigError: it cannot be imported, or is no frozen dataclass that derives from `base`.
+    """
     module_name, _, class_name = name.partition(":")
     try:
-        return getattr(importlib.import_module(module_name), class_name)
+        cls = getattr(importlib.import_module(module_name), class_name)
     except ConfigError as error:  # from the class itself, see `posx.contract.classes`
         raise ConfigError(f"{what} {name!r}: {error}") from None
     except (Exception, SystemExit) as error:  # importing runs the user's own code
@@ -130,16 +140,13 @@ def own_class(name: str, what: str) -> Any:
         if not meant and isinstance(error, ModuleNotFoundError) and error.name == module_name:
             meant = f". Run posx in the folder of {module_name}.py, or put that folder on PYTHONPATH."
         raise ConfigError(f"{what} {name!r} cannot be imported: {type(error).__name__}: {error}{meant}") from None
-
-
-def check_own(cls: Any, base: type, place: str, name: str, what: str) -> None:
-    """Raise ConfigError unless a user's own class is a frozen dataclass that derives from `base`, found at `place`."""
     if not (isinstance(cls, type) and issubclass(cls, base)):
         raise ConfigError(
             f"{what} {name!r} is not a frozen dataclass that derives from {place}.{base.__name__}. Write "
             "@dataclasses.dataclass(frozen=True) above it, and derive it."
         )
     check_decorated(cls)
+    return cls
 
 
 def parse_value(
@@ -170,8 +177,7 @@ def parse_value(
         raise ConfigError(f"{what} {text!r} cannot be read. {listed}") from None
     name = spec.pop("name") if isinstance(spec, dict) else text
     if base is not None and isinstance(spec, dict) and ":" in name:
-        cls = own_class(name, what)
-        check_own(cls, base, base.__module__, name, what)
+        cls = own_class(name, base, base.__module__, what)
     elif isinstance(spec, dict) and name in classes:
         cls = classes[name]
     else:

@@ -70,27 +70,26 @@ class TaskDataset(Dataset):
         return f"{self.source}: items drawn as they are needed; {words}; digest {self.digest[:12]}"
 
     def check_length(self, length: int) -> None:
-        """Raise DataError if rows of `length` tokens cannot be trained on, see `check_lengths`."""
-        self.check_lengths([length], length)
+        """Raise DataError if the longest item fills less than half of a row of `length` tokens."""
+        most = self.task.size(self.task.longest(length)) - 1
+        if 2 * most < length:
+            raise DataError(
+                f"train.length={length}, but {self.source} has no item of more than {most} tokens. Lower train.length, "
+                "or give the task more symbols."
+            )
 
     def check_lengths(self, lengths: Sequence[int], train_len: int) -> None:
         """Raise DataError if one of the lengths has no items to be measured with, see `items`.
 
-        It is raised too if the longest item fills less than half of a row of training. So it is if the items of the
-        class have symbols beyond its `alphabet`, or rows beyond its `size`.
+        Or the items of the class have symbols beyond its `alphabet`, or rows beyond its `size`.
         """
         self._check_items()
         for length in lengths:
             if self.task.longest(length) < self.task.fewest:
                 raise DataError(f"{self.source} has {self.task.length_problem(length)}.")
             fewest, longest = self.sizes(length, train_len)
-            most = self.task.size(longest) - 1
-            if length == train_len and 2 * most < length:
-                raise DataError(
-                    f"train.length={length}, but {self.source} has no item of more than {most} tokens. Lower "
-                    "train.length, or give the task more symbols."
-                )
             if fewest > longest:
+                most = self.task.size(longest) - 1
                 raise DataError(
                     f"eval.lengths has {length}, but {self.source} has no item of more than {most} tokens that fits. "
                     "Leave the length out, or give the task more symbols."

@@ -114,7 +114,7 @@ def _tables(curves: Sequence[Curve], logs: Mapping[str, Log]) -> list[RowTable]:
         f"losses are means of the last {window:,.0f} steps",
     ]
     said = [f"{run} (step {log[-1].step:,.0f} of {settings[run]['train.steps']:,})" for run, log in solved.items()]
-    notes = _notes(curves, reference, targets)
+    notes = _notes(curves, ranked, targets)
     notes += [f"Ended early, as the task was solved: {captions.join_names(said, 'runs')}"] if said else []
     return [RowTable(None, facts, [], columns, lines, notes, _cell)]
 
@@ -152,12 +152,19 @@ def _points(curve: Curve, targets: Mapping[str, float], logs: Mapping[str, Log],
     return Point(0, steps, failures), Point(0, seconds, failures)
 
 
-def _notes(curves: Sequence[Curve], reference: Curve, seeds: Collection[str]) -> list[str]:
-    """Return what the numbers mean. seeds: of the runs of the reference that have a loss at their end."""
+def _notes(curves: Sequence[Curve], ranked: Sequence[Curve], seeds: Collection[str]) -> list[str]:
+    """Return what the numbers mean.
+
+    Args:
+      curves: all of them.
+      ranked: those that have a loss at their end. The one in the middle is the reference.
+      seeds: of the runs of the reference that have one.
+    """
+    reference = ranked[len(ranked) // 2]
     name = look.one_line(reference.label)
     batches = {settings.get("train.batch_size") for curve in curves for settings in curve.runs.settings}
     alike = ", which saw the same batches in the same order" if len(batches) == 1 else ""
-    middle = "" if len(curves) % 2 else ", the higher of the two in the middle"
+    middle = "" if len(ranked) % 2 else ", the higher of the two in the middle"
     lonely = [one.label for one in curves if not {*one.runs.train_seed} <= {*seeds} and one is not reference]
     return [
         f"{name} has the median loss at the end{middle}. Each run is compared with its run of the same seed{alike}",

@@ -228,8 +228,8 @@ def check_stream(config: EvalConfig, train_len: int, dataset: Dataset) -> None:
 
 def with_text(run: RunConfig, dataset: Dataset) -> RunConfig:
     """Return `run` with the digests of its text. Raises DataError if the text is too short for it."""
-    check_stream(run.eval, run.train.length, dataset)
     dataset.check_length(run.train.length)
+    check_stream(run.eval, run.train.length, dataset)
     return dataclasses.replace(run, text=dataset.digest, held_out=dataset.held_out_digest)
 
 

@@ -35,7 +35,7 @@ from posx.lab.runs.environment import measuring_facts
 from posx.lab.runs.folder import RunFolder
 from posx.lab.runs.mechanism import attention_facts, window_items
 from posx.lab.runs.scores import Way, hidden_scores, model_scores
-from posx.lab.runs.targets import Asked, EvaluationPlan, asked_rows, few_documents, run_stream
+from posx.lab.runs.targets import Asked, EvaluationPlan, asked_rows, few_documents, run_stream, stored_rows
 from posx.lab.training.layout import Layout
 from posx.notices import say
 
@@ -62,7 +62,8 @@ def evaluate_run(
     """
     processes.on_first(lambda: damage.mend_rows(folder))
     facts = row_facts(run, model, dataset, folder, step)
-    if "code" in facts and run.train.objective == "next_token" and not layout.is_global:
+    of_next = run.train.objective == "next_token" and not layout.is_global
+    if "code" in facts and of_next and not stored_rows(folder, facts):  # rows of this code mean that it was checked
         check_own_code(run, model, params, dataset)
     if isinstance(dataset, TaskDataset):
         rows = answer_rows(run, config, model, params, dataset, folder, facts, layout)

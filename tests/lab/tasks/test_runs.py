@@ -232,7 +232,7 @@ def test_a_task_that_breaks_its_own_word_is_refused(page, tmp_path, monkeypatch,
     name = f"wrong_{right[0]}"
     (tmp_path / f"{name}.py").write_text(page[0].replace(right, wrong))
     with pytest.raises(DataError, match=message):
-        prepare(DataConfig(source=f"task:{name}:Reverse")).check_length(32)
+        prepare(DataConfig(source=f"task:{name}:Reverse")).check_lengths([32], 32)
 
 
 @pytest.mark.slow
