@@ -13,10 +13,11 @@ from posx.errors import ConfigError, WorkdirError
 from posx.lab.commands import work_folder
 from posx.lab.config import RunConfig, Sections, run_config
 from posx.lab.config.sections import LISTS
+from posx.lab.data import prepare
 from posx.lab.files.rows import result_text
 from posx.lab.runs import environment
 from posx.lab.runs.changes import run_differences
-from posx.lab.runs.checks import check_run, check_work_folder, say_unused
+from posx.lab.runs.checks import check_run, check_work_folder, say_unused, with_text
 from posx.lab.runs.describe import describe
 from posx.lab.runs.finding import find_run
 from posx.lab.runs.folder import RunFolder
@@ -34,6 +35,8 @@ def run_train(values: dict[str, Any], config: Sections | RunConfig) -> None:
     if values["dry_run"]:
         if values["workdir"]:
             folder.check_resumes(run)  # as the command itself does
+        if run.data.is_task:  # items are drawn, not read
+            with_text(run, prepare(run.data, log=say))
         print(describe(run, values["mesh"]))
         return
     folder = RunFolder(work_folder(values))

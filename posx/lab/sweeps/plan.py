@@ -40,7 +40,7 @@ def plan(config: Sections, workdir: Path, read: bool = False) -> list[Job]:
 
     Raises:
       ConfigError: with every problem of every run; or two runs are the same.
-      DataError: a text is missing, or too short for a run.
+      DataError: a text is missing, or too short for a run. Or a task has no items of a length.
     """
     points = sweep_points(config)
     held = _readable_runs(workdir)
@@ -65,7 +65,7 @@ def _with_texts(jobs: Sequence[Job], held: Mapping[RunFolder, RunConfig], read: 
         )
         folder, before = next(namesakes, (job.folder, None))
         run = text.with_known_places(job.run, before) if before else job.run
-        if read:
+        if read or job.run.data.is_task:  # items are drawn, not read
             data = text.with_saved_tokenizer(folder, run).data
             if data not in datasets:
                 datasets[data] = prepare(data, log=say)

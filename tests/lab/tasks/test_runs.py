@@ -196,6 +196,9 @@ def test_unfit_settings_are_one_line(site, tmp_path, capsys, words, wanted):
     start = ["train", f"--config={site / 'tiny.py'}", f"--workdir={tmp_path / 'run'}"]
     code = 3 if "needs 13" in wanted or "64" in wanted[0] or "Lower train.length" in wanted else 2
     refused(capsys, code, [*start, *words], *wanted)
+    refused(capsys, code, [*start, *words, "--dry_run"], *wanted)
+    axes = [word.replace("config.train.length", "config.sweep.train_lens") for word in words]
+    refused(capsys, code, ["sweep", *start[1:], *axes, "--dry_run"], *wanted)
     assert not (tmp_path / "run" / "config.json").exists()
 
 
