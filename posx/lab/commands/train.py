@@ -33,10 +33,10 @@ def run_train(values: dict[str, Any], config: Sections | RunConfig) -> None:
     start_devices()
     run = _resolve_run(values, config)
     if values["dry_run"]:
+        if run.data.is_task:  # items are drawn, not read
+            run = with_text(run, prepare(run.data, log=say))
         if values["workdir"]:
             folder.check_resumes(run)  # as the command itself does
-        if run.data.is_task:  # items are drawn, not read
-            with_text(run, prepare(run.data, log=say))
         print(describe(run, values["mesh"]))
         return
     folder = RunFolder(work_folder(values))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
+from posx.contract.sources import source_digest
 from posx.errors import DataError
 from posx.lab.config.data import TASK
 from posx.lab.data.batches import Dataset, Weighted
@@ -56,9 +57,10 @@ class TaskDataset(Dataset):
 
     @functools.cached_property
     def digest(self) -> str:  # type: ignore[override]
-        """A name of the items: it changes if the task draws others from the same key."""
-        rows = self._sample(is_longest=False)
-        return hashlib.sha256(self.source.encode() + rows.tokens.tobytes() + rows.scored.tobytes()).hexdigest()
+        """A name of the items: another if the same key draws others, or a user's class has other code."""
+        rows, code = self._sample(is_longest=False), source_digest(type(self.task))
+        parts = self.source.encode(), rows.tokens.tobytes(), rows.scored.tobytes(), code.encode()
+        return hashlib.sha256(b"".join(parts)).hexdigest()
 
     @property
     def held_out_digest(self) -> str:  # type: ignore[override]

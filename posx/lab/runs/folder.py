@@ -230,10 +230,8 @@ class RunFolder:
             raise WorkdirError(f"{self.path}: {held.code_changes()} since this run was trained. {fix}")
         if changes == [f"data: {held.text!r} -> {run.text!r}"]:
             digests = f"digest {held.text[:12]}, now {run.text[:12]}"
-            reason = (
-                f"was trained on other text or another tokenizer ({digests}). Restore the text, or use another "
-                "--workdir."
-            )
+            what, fix = ("items of the task", "code") if run.data.is_task else ("text or another tokenizer", "text")
+            reason = f"was trained on other {what} ({digests}). Restore the {fix}, or use another --workdir."
         else:
             fix = "Use another --workdir, or the same settings to resume."
             reason = f"holds a run of another config ({'; '.join(changes)}). {fix}"

@@ -114,8 +114,8 @@ def _open_task(folder: RunFolder, run: RunConfig, data: DataConfig) -> Dataset:
             f"{run.data.source}. Give a task of the same words, such as the same task with other probabilities."
         )
     if dataset.held_out_digest != run.held_out:
-        named = f"{folder.path.name} is measured on {data.source}, not on {run.data.source}"
-        say(f"notice: {named}. Its rows are kept apart.")
+        trained = "as it was in training" if data.source == run.data.source else f"on {run.data.source}"
+        say(f"notice: {folder.path.name} is measured on {data.source}, not {trained}. Its rows are kept apart.")
     return dataset
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -222,6 +223,12 @@ def test_a_task_of_ones_own_is_a_source(site, page, tmp_path, capsys):
     assert [row["data_source"] for row in RunFolder(tmp_path / "run").measured_rows()] == [
         "task:my_task:Reverse(symbols=3)"
     ] * 2
+    module = tmp_path / "my_task.py"  # items of up to 99 symbols stay as they are, but the code is another
+    module.write_text(module.read_text().replace("question[places]", "question[places] * jnp.where(n > 99, 0, 1)"))
+    del sys.modules["my_task"]
+    words.append("--config.data.source=task:my_task:Reverse(symbols=3)")
+    refused(capsys, 4, words, "was trained on other items of the task", "Restore the code")
+    refused(capsys, 4, [*words, "--dry_run"], "was trained on other items of the task")
 
 
 @pytest.mark.parametrize(
