@@ -8,7 +8,7 @@ def alibi(heads):
     """Return ALiBi with a number of heads as a family."""
     power = heads & (heads - 1) == 0
     return Family(
-        value("alibi", num_heads=heads),
+        value("alibi", num_heads=heads, scale="linear"),
         "s_ij = q_i . k_j / sqrt(d) - slope_h |i - j|. See `constants`.",
         "Press, Smith and Lewis 2022, arXiv 2108.12409, section 3; fairseq `get_slopes`",
         "slopes off by one exponent, or divided by sqrt(d)" if power else "slopes of a number that is no power of two",
@@ -94,8 +94,18 @@ FAMILIES = {
         without=(*FAR, "grouped"),
     ),
     **{f"alibi_{heads}": alibi(heads) for heads in (4, 6, 8, 12)},
+    "alibi_log": Family(
+        value("alibi", num_heads=4, scale="log"),
+        "s_ij = q_i . k_j / sqrt(d) - slope_h ln(1 + |i - j|). See `constants`.",
+        "arXiv 2608.03994",
+        "ln |i - j|, which is infinite at a token's own key; log2",
+        "KERPLE learns p and a of -p ln(1 + a |i - j|).",
+        heads=4,
+        head_dim=4,
+        without=(),
+    ),
     "axial_alibi": Family(
-        value("axial", inner=value("alibi", num_heads=NUM_HEADS), num_axes=2),
+        value("axial", inner=value("alibi", num_heads=NUM_HEADS, scale="linear"), num_axes=2),
         "s_ij = q_i . k_j / sqrt(d) - slope_h (|row_i - row_j| + |column_i - column_j|), with slopes 1/16 and 1/256.",
         "Press, Smith and Lewis 2022, arXiv 2108.12409, section 3, on each axis",
         "the distance of one axis; the Euclidean distance",

@@ -179,7 +179,8 @@ def alibi_slopes(n):
 
 
 def alibi(encoding, params, q, k, i, j, h):
-    return q @ k / math.sqrt(len(q)) - alibi_slopes(encoding.num_heads)[h] * abs(i - j)
+    distance = math.log(1 + abs(i - j)) if encoding.scale == "log" else abs(i - j)
+    return q @ k / math.sqrt(len(q)) - alibi_slopes(encoding.num_heads)[h] * distance
 
 
 def rope_alibi(encoding, params, q, k, i, j, h):

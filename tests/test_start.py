@@ -89,7 +89,7 @@ def test_posx_without_a_model_and_without_fcntl(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     value, heavy, first, held = done.stdout.splitlines()
-    assert value == "Alibi(num_heads=2) attend evaluate Mask(causal=True, window=0, sinks=0) False"
+    assert value == "Alibi(num_heads=2, scale='linear') attend evaluate Mask(causal=True, window=0, sinks=0) False"
     assert heavy == "[]" and "in use by process" in held
     assert first.startswith("894,592 parameters, ") and first.endswith(" 0.0"), "nothing is compiled for the first line"
 

@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.contract import About, ByDistance, Encoding, Params, as_float
+from posx.contract import About, ByDistance, Encoding, Params, as_float, fact
 from posx.contract.fields import Heads
 
 
@@ -29,19 +30,25 @@ def straight_fall(slopes: np.ndarray, distance: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Alibi(Encoding):
-    """A penalty that grows linearly with distance: bias_h(r) = -slope_h * |r|, r = i - j in tokens.
+    """A penalty that grows with distance, r = i - j in tokens:
 
-    The absolute value makes it the symmetric form in bidirectional use. Added after the 1/sqrt(d) scale.
+        bias_h(r) = -slope_h * |r|            if `scale` is "linear"
+        bias_h(r) = -slope_h * ln(1 + |r|)    if `scale` is "log"
 
-    Reference: Press, Smith and Lewis 2022, arXiv 2108.12409, section 3.
+    The absolute value makes it the symmetric form in bidirectional use. Added after the 1/sqrt(d) scale. In the log
+    form distance alone takes no weight to 0 in float32. It is KERPLE's log form with fixed p = slope and a = 1.
+
+    Reference: Press, Smith and Lewis 2022, arXiv 2108.12409, section 3; the log form: arXiv 2608.03994.
     Differs: BLOOM adds slope * key index instead, equal after softmax but imprecise in bfloat16; Falcon adds before
     scaling.
     """
 
     num_heads: Heads | None = None
+    scale: Literal["linear", "log"] = "linear"
 
-    fades = True
+    fades = fact(lambda self: self.scale == "linear")  # the log form falls so slowly that no tile is ever skipped
     about = About("arXiv 2108.12409", "yes: flat or slightly falling perplexity")
 
     def by_distance(self, params: Params, distance: jax.Array) -> ByDistance:
-        return ByDistance(bias=straight_fall(alibi_slopes(self.num_heads), distance))
+        r = jnp.log1p(jnp.abs(as_float(distance))) if self.scale == "log" else distance
+        return ByDistance(bias=straight_fall(alibi_slopes(self.num_heads), r))

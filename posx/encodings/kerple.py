@@ -25,9 +25,8 @@ class Kerple(Encoding):
 
     Reference: Chi et al. 2022, arXiv 2205.09921; starts and bounds of the released ParallelKerpleLog and -Power.
     Differs: the authors' code clips the stored parameters to the bounds before each step. NeMo learns b, a and p of
-    -b ln(1 + a |r|^p), which start at ALiBi's slopes, 1 and 1. ALiBi with log-scaled distances (arXiv 2608.03994) is
-    the log form with p fixed at ALiBi's slopes and a at 1. The power form's multiplicative weights e^(-a' |r|^p') are
-    left out.
+    -b ln(1 + a |r|^p), which start at ALiBi's slopes, 1 and 1. With p fixed at these slopes and a at 1 the log form is
+    `alibi(scale=log)`. The power form's multiplicative weights e^(-a' |r|^p') are left out.
     """
 
     form: Literal["log", "power"] = "log"

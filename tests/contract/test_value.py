@@ -35,7 +35,7 @@ PAIRS = {
     "axial": ({"inner": "rope(base=100)"}, {"inner": "rope(base=50)"}),
     "key_offset": ({"share": 0.5}, {"share": 1.0}),
     "canon": ({"kernel": 3}, {"kernel": 3}),
-    "alibi": ({"num_heads": 4}, {"num_heads": 4}),
+    "alibi": ({"scale": "linear"}, {"scale": "log"}),
     "xpos": ({"scale_base": 8.0}, {"scale_base": 20.0}),
     "fox": ({"gate": "forget"}, {"gate": "cable"}),
     "cope": ({"num_positions": 5}, {"num_positions": 5, "scaled": False}),

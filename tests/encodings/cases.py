@@ -81,6 +81,7 @@ SPECS: dict[str, Any] = {
     "canon": "canon",
     "canon-rope": [{"name": "canon", "kernel": 2}, "rope"],
     "alibi": "alibi",
+    "alibi-log": {"name": "alibi", "scale": "log"},
     "cope": {"name": "cope", "num_positions": 5},
     "cope-unscaled": {"name": "cope", "num_positions": 20, "scaled": False, "per_layer": False},
     "dape": {"name": "dape", "base": {"name": "t5", "num_buckets": 8, "max_distance": 20}},

@@ -6,7 +6,7 @@ from numpy.testing import assert_allclose
 
 import posx
 from golden import reference
-from posx.encodings import Alibi, Nope
+from posx.encodings import Alibi, Kerple, Nope
 from posx.encodings.alibi import alibi_slopes
 from tests.encodings.probes import attention_weights, distance_bias, plain_logits, softmax, vectors
 
@@ -66,3 +66,12 @@ def test_equal_positions_are_no_positions():
     q, k = vectors(6, 4, 6), vectors(6, 4, 6, seed=1)
     same = attention_weights(Alibi(4), {}, q, k, np.full(6, 9))
     assert_allclose(same, attention_weights(Nope(), {}, q, k, np.arange(6)), atol=1e-6)
+
+
+def test_the_log_form_is_kerple_with_fixed_parameters_and_no_weight_of_it_is_zero():
+    far, slopes = np.array([0, 1, 7, 1000, 10**7], np.int32), alibi_slopes(8)
+    log = distance_bias(Alibi(8, scale="log"), {}, far)
+    kerple = distance_bias(Kerple(), {"p": np.float32(slopes), "a": np.ones(8, np.float32)}, far)
+    assert_allclose(log[:6], kerple[:6], rtol=1e-6)  # KERPLE mirrors p below 0.01
+    assert (np.exp(np.float32(distance_bias(Alibi(8), {}, far[-2:]))[0]) == 0).all()
+    assert_allclose(np.exp(np.float32(log)), (1.0 + far) ** -slopes[:, None], rtol=1e-5)

@@ -128,7 +128,8 @@ def alibi_bias(case, settings, r, fault):
     heads = settings["num_heads"]
     power = heads if fault == "slopes are those of a power of two" else 2 ** (heads.bit_length() - 1)
     exponents = np.arange(1, power + 1) / power, (2 * np.arange(heads - power) + 1) / (2 * power)
-    return -(2.0 ** (-8 * np.concatenate(exponents)))[:, None, None] * np.abs(r)
+    far = np.log1p(np.abs(r)) if settings["scale"] == "log" else np.abs(r)
+    return -(2.0 ** (-8 * np.concatenate(exponents)))[:, None, None] * far
 
 
 def t5_bias(case, settings, r, fault):

@@ -134,7 +134,7 @@ def test_export_writes_the_formula_as_latex(capsys):
     """Encodings that no table holds have one too."""
     code, out, err = tiny.call(capsys, "export", "--encoding=cope+alibi(num_heads=8)", "--as=latex", "--num_heads=8")
     assert code == 0 and out.count("\\[\n") == out.count("\n\\]") == 2, err
-    assert r"\operatorname{slope}_h" in out and "Alibi(num_heads=8)" in out and "arXiv 2108.12409" in out
+    assert r"\operatorname{slope}_h" in out and "Alibi(num_heads=8, scale=" in out and "arXiv 2108.12409" in out
 
 
 def test_export_writes_the_trained_arrays_of_a_run(capsys, whole, tmp_path):
