@@ -1,4 +1,4 @@
-"""1.3 B parameters after GPT-3 XL: 24 layers of width 2048, 16 heads of 128, L = 2048, for many devices.
+"""1.3 B parameters after GPT-3 XL: 24 layers of width 2048, 16 heads of 128, L = 2048, for many GPUs.
 
     posx train --config gpt_1b3:rope --workdir runs/gpt_1b3 --mesh=16x1
 

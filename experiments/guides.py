@@ -13,6 +13,7 @@ up to the difference between the texts of the two halves. The interval over text
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import statistics
@@ -97,19 +98,38 @@ def at_length(entries: dict[str, Entry], name: str) -> list[str]:
     return [link(name), multiplier(entry.cells[0]), cell([row["ppl"] for row in entry.rows[L]]), against]
 
 
+@functools.cache
+def answer_cells() -> tuple[tasks.Cells, tasks.Cells]:
+    """Return the answers of the catalogue, and those with keys that see the token before."""
+    return tasks.read_cells(tasks.catalogue()), tasks.read_cells(load("tasks", "recall"))
+
+
+def answers(name: str) -> list[str]:
+    """Return the right answers of small models at 4 L: the flip-flop, and recall behind `key_offset`."""
+    alone, behind = answer_cells()
+    found = alone[name]["flip_flop"], behind[f"key_offset+{name}"]["mqar(symbols=16)"]
+    return [tasks.range_text(tasks.values_at(rows, 4)) for rows in found]
+
+
+ANSWERS = ("flip-flop, 4 L", "recall, 4 L")
+
+
 def lasting(entries: dict[str, Entry]) -> str:
     """Return the table of the encodings whose windows of 16 L are no worse than those of L."""
-    body = [[*at_length(entries, name), entries[name].ratio(16), rise(entries[name])] for name in (*LEVEL, *SLOW)]
-    return markdown(["encoding", "rate", "PPL at L", "over RoPE's", "R_16", "far context"], body)
+    body = [
+        [*at_length(entries, name), entries[name].ratio(16), rise(entries[name]), *answers(name)]
+        for name in (*LEVEL, *SLOW)
+    ]
+    return markdown(["encoding", "rate", "PPL at L", "over RoPE's", "R_16", "far context", *ANSWERS], body)
 
 
 def failing(entries: dict[str, Entry]) -> str:
     """Return the table of the encodings that rise beyond L, or are undefined there."""
     body = [
-        [*at_length(entries, name), *(entries[name].ratio(k) for k in (2, 16)), entries[name].horizon()]
+        [*at_length(entries, name), *(entries[name].ratio(k) for k in (2, 16)), entries[name].horizon(), *answers(name)]
         for name in (*FAST, *UNDEFINED)
     ]
-    return markdown(["encoding", "rate", "PPL at L", "over RoPE's", "R_2", "R_16", "1 % horizon"], body)
+    return markdown(["encoding", "rate", "PPL at L", "over RoPE's", "R_2", "R_16", "1 % horizon", *ANSWERS], body)
 
 
 def corrected(entries: dict[str, Entry]) -> str:

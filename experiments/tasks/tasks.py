@@ -28,11 +28,20 @@ from statistics import fmean
 from typing import Any
 
 from experiments.tables import HERE, Row, Run, load, markdown, rows_of
+from posx.lab.config.sections import CLASSIC
 
 GATES = HERE / "tasks" / "gates.toml"
 #: The share of right answers at L from which on a task counts as learned.
 LEARNED = 0.95
 FACTORS = (1, 2, 4)
+#: Columns of the table of attention weights: {title: (field of a row, format)}.
+WEIGHTS = {
+    "right": ("exact_match", ".1%"),
+    "on the right token": ("right_weight", ".2f"),
+    "entropy, nats": ("attention_entropy", ".2f"),
+    "exactly 0": ("zero_weights", ".1%"),
+    "L or more back": ("far_weight", ".2f"),
+}
 
 #: {encoding: {task: rows of all lengths and seeds}}
 Cells = dict[str, dict[str, list[Row]]]
@@ -117,6 +126,21 @@ def rates(runs: Sequence[Run]) -> str:
             line.append(", ".join(range_text(values_at(rows, k)) for k in FACTORS) if rows else "-")
         body.append(line)
     return markdown(["encoding", *(f"{short_name(task)}, {rate:g}" for task, rate in columns)], body)
+
+
+def weights(runs: Sequence[Run]) -> str:
+    """Return what the attention weights of each run do at 1, 2 and 4 L as Markdown, by task and encoding."""
+
+    def read(rows: Sequence[Row], name: str, form: str) -> str:
+        values = [value for k in FACTORS for value in values_at(rows, k, name)]
+        return ", ".join("-" if value is None else format(value, form) for value in values)
+
+    body = []
+    for run in sorted(runs, key=lambda run: (run["data_source"], CLASSIC.index(run["encoding"]))):
+        rows = rows_of([run])
+        cells = [read(rows, name, form) for name, form in WEIGHTS.values()]
+        body.append([f"`{run['encoding']}`, {short_name(task_name(rows[0])).replace('_', ' ')}", *cells])
+    return markdown(["encoding, task", *WEIGHTS], body)
 
 
 def figure(cells: Cells, path: Path) -> None:
@@ -228,6 +252,10 @@ def main(words: Sequence[str]) -> None:
         case ["recall"]:
             print(table(read_cells(load("tasks", "recall"))))
             figure(read_cells(load("tasks", "recall")), HERE / "tasks" / "recall.png")
+        case ["more"]:
+            print(rates(load("tasks", "more")))
+        case ["weights"]:
+            print(weights(load("tasks", "weights")))
         case ["commands"]:
             print("\n".join(commands(tomllib.loads(GATES.read_text())["gate"])))
         case ["gates"]:
