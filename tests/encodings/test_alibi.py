@@ -68,7 +68,7 @@ def test_equal_positions_are_no_positions():
     assert_allclose(same, attention_weights(Nope(), {}, q, k, np.arange(6)), atol=1e-6)
 
 
-def test_the_log_form_is_kerple_with_fixed_parameters_and_no_weight_of_it_is_zero():
+def test_the_log_form_is_kerple_with_fixed_parameters():
     far, slopes = np.array([0, 1, 7, 1000, 10**7], np.int32), alibi_slopes(8)
     log = distance_bias(Alibi(8, scale="log"), {}, far)
     kerple = distance_bias(Kerple(), {"p": np.float32(slopes), "a": np.ones(8, np.float32)}, far)
