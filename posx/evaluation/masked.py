@@ -70,7 +70,7 @@ class PseudoPerplexity(Protocol):
 
     def windows(self, targets: Targets, length: int, stride: int) -> np.ndarray:
         """List the windows [n, 3], each with `length` tokens of the text: a model reads those after a target too."""
-        windows = targets.windows(length, stride)
+        windows = targets.windows(length, stride, restarts=True)
         missing = np.minimum(length - windows[:, 2], windows[:, 0])
         return windows + np.stack([-missing, missing, missing], axis=1)
 

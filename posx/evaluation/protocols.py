@@ -50,7 +50,10 @@ class _Consecutive(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Nonoverlapping(_Consecutive):
-    """Each stretch of targets in consecutive windows from its start, the ragged last one included.
+    """All targets in consecutive windows. If a length does not divide a stretch, the next stretch continues its window.
+
+    The part of that window before the next stretch is the text that stands there. So each place in a window has as many
+    targets, or one more.
 
     Source: Press et al. 2022 (arXiv 2108.12409) figure 1.
 

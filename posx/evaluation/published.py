@@ -60,7 +60,7 @@ class LmEvalRolling(_FromTheStart):
         return stretch_targets(stream, starts[sizes > 0], sizes[sizes > 0], documents)
 
     def windows(self, targets: Targets, length: int, stride: int) -> np.ndarray:
-        windows = targets.windows(length, length)
+        windows = targets.windows(length, length, restarts=True)
         is_later = ~np.isin(windows[:, 0], targets.starts)
         return windows + np.where(is_later, length - windows[:, 2], 0)[:, None] * np.array([-1, 1, 1])
 

@@ -69,16 +69,22 @@ class Targets:
             places[1 + start : 1 + start + len(hidden)] = hidden
         return places
 
-    def windows(self, length: int, stride: int) -> np.ndarray:
+    def windows(self, length: int, stride: int, restarts: bool = False) -> np.ndarray:
         """List the windows [n, 3] of `length` tokens that end every `stride` targets of a stretch.
 
         Their columns are the first token of a window, and which of its targets (from, to) are scored. These are the
-        last `stride` of a window, fewer at the end of a stretch. With stride = length the windows share nothing.
+        last `stride` of a window, fewer at the ends of a stretch. With stride = length the windows share nothing.
+
+        A stretch goes on at the place in a window at which the one before ended, so its first window may begin before
+        it. So each of the last `stride` columns has as many targets, or one more. If it `restarts`, a stretch begins
+        with a window.
         """
         windows = []
-        for start, size in zip(self.starts, self.sizes, strict=True):
-            offsets = np.arange(0, size, stride)
-            windows.append(np.stack([start + offsets, 0 * offsets, np.minimum(stride, size - offsets)], axis=1))
+        done = (np.cumsum(self.sizes) - self.sizes) % stride * (not restarts)
+        for start, size, begun in zip(self.starts, self.sizes, done, strict=True):
+            offsets = np.arange(-begun, size, stride)
+            scored = np.maximum(-offsets, 0), np.minimum(stride, size - offsets)
+            windows.append(np.stack([start + offsets, *scored], axis=1))
         return np.concatenate(windows) + np.array([stride - length, length - stride, length - stride])
 
 

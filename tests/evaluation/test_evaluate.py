@@ -139,7 +139,7 @@ def test_per_position_of_ragged_windows_counts_what_is_there():
     assert row["position_targets"] == [3] * 5 + [2] * 5
     (row,) = evaluate(numbered, STREAM, PerPosition(512), [200])
     assert row["position_nll"] == [float(n) for n in range(1, 201)]
-    assert row["num_stretches"] == 2 and row["position_targets"] == [4] * 56 + [2] * 144, "each stretch has its own"
+    assert row["num_stretches"] == 2 and row["position_targets"] == [3] * 112 + [2] * 88, "the second goes on"
 
 
 def test_bins_of_per_position_lose_no_target():

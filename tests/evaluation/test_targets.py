@@ -99,6 +99,16 @@ def test_windows_restart_at_stretches_and_slide_over_starts():
     assert row["num_stretches"] == 32 and set(row["block_nll"]) == {2 * sum(range(385, 513))}
 
 
+@pytest.mark.parametrize("length", [300, 384, 448, 512])
+def test_each_place_in_a_window_has_as_many_targets(length):
+    """A length that does not divide a stretch was scored in part in shorter windows."""
+    stream = rng.integers(0, 9, 400_001)
+    (row,) = evaluate(context, stream, PerPosition(16384), [length])
+    assert row["num_stretches"] == 32 and set(row["position_targets"]) <= {16384 // length, 16384 // length + 1}
+    (plain,) = evaluate(context, stream, Nonoverlapping(16384), [length])
+    assert plain["nll"] == pytest.approx((length + 1) / 2, rel=2e-2)
+
+
 @pytest.mark.parametrize("num_targets", [400, 5000, 9_000, 9_900, 9_999, 10_000, 0, 20_000])
 @pytest.mark.parametrize("protocol", [Nonoverlapping, lambda n: Sliding(10, n), PerPosition])
 def test_ragged_ends_lose_no_target_and_score_none_twice(protocol, num_targets):

@@ -62,6 +62,8 @@ def run_compare(values: dict[str, Any], _: None) -> None:
     if all(one.effect is None for one in judged):
         why = reasons[0] if reasons else judged[0].reason
         how = "Evaluate all with one command, on one text, at the same lengths."
+        if "other tokenizers" in why:
+            how = "Compare their bits per byte in `posx table`, of one text: evaluate each with --num_targets=0."
         if why.endswith(FAILED["diverged"]):
             how = "Train this seed again, or name the runs to compare: posx compare RUN RUN"
         raise ConfigError(f"{_join(folders)}: {why}. {how}")

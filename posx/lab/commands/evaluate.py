@@ -35,8 +35,14 @@ from posx.machine.guard import start_devices, uses_cpus
 from posx.notices import say
 from posx.parsing import split, split_items, to_type
 
-#: How to keep a change off the layers that it does not need.
-WINDOWS = " (--layers=full leaves these out)"
+#: How to keep a change off the layers that it does not need. A whole spec would also change those of other encodings.
+WINDOWS = " (--layers=full with one field, such as base=500000, leaves these out)"
+
+#: {setting of eval: the flag that sets it}.
+FLAGS = {
+    "lengths": "lengths", "sliding_lengths": "lengths", "num_targets": "num_targets", "sliding_targets": "num_targets",
+    "protocols": "protocol", "stride": "stride", "executor": "executor",
+}  # fmt: skip
 
 #: {run folder: its rows of `eval.jsonl`}.
 Measured = Mapping[RunFolder, Sequence[dict[str, Any]]]
@@ -145,12 +151,13 @@ def make_request(values: dict[str, Any], folder: RunFolder, run: RunConfig, pare
         raise ConfigError(
             f"--config.data.{name}: a run keeps the tokenizer that it was trained with. Leave this setting out."
         )
-    lengths, targets = to_type(values["lengths"], tuple[int, ...], "--lengths"), values["num_targets"]
-    flags = {
-        "lengths": lengths, "sliding_lengths": lengths, "num_targets": targets, "sliding_targets": targets,
-        "protocols": tuple(split_items(values["protocol"])), "stride": values["stride"], "executor": values["executor"],
-    }  # fmt: skip
-    given = {name: value for name, value in flags.items() if value not in (None, "", ())}
+    read = values | {
+        "lengths": to_type(values["lengths"], tuple[int, ...], "--lengths"),
+        "protocol": tuple(split_items(values["protocol"])),
+    }
+    given = {name: read[flag] for name, flag in FLAGS.items() if read[flag] not in (None, "", ())}
+    if twice := [name for name in given if name in settings["eval"]]:
+        raise ConfigError(f"--{FLAGS[twice[0]]} and --config.eval.{twice[0]} are about the same setting. Give it once.")
     config = dataclasses.replace(run.eval, **settings["eval"] | given)
     asked = dataclasses.replace(run, data=dataclasses.replace(run.data, **settings["data"]))
     asked = dataclasses.replace(asked, eval=config.resolve(asked.target_kind))

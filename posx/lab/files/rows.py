@@ -17,7 +17,7 @@ from posx.lab.files.checksums import CHECKSUM, checksum_problem
 Row = dict[str, Any]
 
 #: The version of a row of `eval.jsonl`. Rows of other versions count as not measured.
-ROW_VERSION = 6
+ROW_VERSION = 7
 #: The results of a measurement. Only "ok" has numbers.
 STATUSES = ("ok", "oom", "nonfinite", "undefined")
 #: The fields of attention weights that hold numbers.

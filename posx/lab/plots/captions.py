@@ -78,9 +78,11 @@ def no_intervals(points: Sequence[tuple[str, Point]]) -> list[str]:
 
 def mixture(rows: pd.DataFrame) -> str:
     """Return a warning if numbers of different texts, tokenizers or targets are compared, else an empty string."""
-    for key, word in (("data_digest", f"corpora{other_tokens(rows.tokenizer)}"), ("tokenizer", "tokenizers")):
-        if len(set(rows[key]) - {""}) > 1:
-            return f"different {word}: not comparable"
+    if len(set(rows.tokenizer) - {""}) > 1:
+        return "different tokenizers: not comparable"
+    texts = rows[rows.data_digest != ""].groupby("data_digest").targets.agg(set)
+    if len(texts) > 1 and not set.intersection(*texts):
+        return f"different corpora{other_tokens(rows.tokenizer)}: not comparable"
     scored = rows[~rows.status.isin(["diverged", "apart"])]
     # Losses per position in windows of other lengths are of other targets. A note says so.
     windows = scored.eval_len[scored.protocol == PER_POSITION].nunique() + (scored.protocol != PER_POSITION).any()

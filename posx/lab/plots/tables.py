@@ -200,7 +200,9 @@ def _columns(panel: Panel) -> dict[str, dict[str, Point]]:
         return {f"{quantity} at {length:.6g}": _find_point(absolute, length) for length in kept}
     ratios = ratio_curves(panel)
     factors = choose_places({point.x for curve in ratios for point in curve.points if point.x != 1})
+    shorter = choose_places({length for length in panel.rows.eval_len if length < train_len})
     return {
+        **{f"{quantity} at {length}": _find_point(absolute, length) for length in shorter},
         f"{quantity} at L = {train_len}": _find_point(absolute, train_len),
         f"bits per byte at {train_len}": _find_point(bits_curves(panel), train_len),
         **{f"R_{factor:.6g}": _find_point(ratios, factor) for factor in factors},

@@ -260,7 +260,7 @@ def _unlike(rows: Sequence[Mapping[str, Any]]) -> str:
     rows = [row for row in rows if row.get("status") != "diverged"]  # it has no text and no targets
     if len({row.get("tokenizer") for row in rows}) > 1:
         return "have other tokenizers, so their perplexities are of other tokens"
-    if len({row.get("data_digest") for row in rows}) > 1:
+    if all(len({row.get(name) for row in rows}) > 1 for name in ("data_digest", "targets")):
         return "were measured on other texts" + other_tokens(row["tokenizer"] for row in rows)
     scored = {(*targets_key(row), row.get("num_targets")) for row in rows if _problem(row) == ""}
     if all(row.get("status") == "apart" for row in rows) and rows:

@@ -20,6 +20,8 @@ OF_ENCODINGS = (
 )  # fmt: skip
 #: Settings in which the runs of one curve differ.
 SEED = ("train.seed", "parent.hash")
+#: The settings of training that an imported model has.
+_OF_IMPORTED = ("train.length", "train.objective")
 #: The settings in which rows of one run can differ: the text that was scored, and the step of the weights. A training
 #: that ended because its task was solved counts as one of all its steps.
 SCORED = SCORED_TEXT, SCORED_STEP = "scored.text", "scored.step"
@@ -29,18 +31,19 @@ def run_facts(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts of the run of a stored row, by the names of their columns.
 
     The text of training is known by its digest. It is also known by its place if the row was scored on the same text.
-    The seed of an imported model is not known.
+    How an imported model was trained is not known.
     """
     trained = row["settings"]
     settings = {name: value for name, value in trained.items() if not name.startswith(("code.", "data"))}
     settings |= {f"code.{name}": digest for name, digest in row.get("code", {}).items()}
     settings |= {f"trained.{n}": v for n, v in trained.items() if n.startswith("code.") and settings.get(n) != v}
-    if str(trained.get("data", "")).startswith(IMPORTED):
-        settings.pop("train.seed", None)
+    text = str(trained.get("data", ""))
+    if is_imported := text.startswith(IMPORTED):  # by posx it was not trained
+        settings = {n: v for n, v in settings.items() if not n.startswith("train.") or n in _OF_IMPORTED}
     if row.get("own_text"):  # else the settings of the data are of another text
         settings |= {f"data.{name}": value for name, value in row.get("data_settings", {}).items()}
     known = {
-        "data.text": trained.get("data"),
+        "imported.model" if is_imported else "data.text": text.removeprefix(f"{IMPORTED} ") or None,
         "data.source": row.get("data_source") if row.get("own_text") else None,
         "data.tokenizer": row.get("tokenizer"),
         SCORED_TEXT: row.get("data_digest"),

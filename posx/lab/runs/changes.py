@@ -15,7 +15,7 @@ from posx.contract import Chain, Dims, Params, Value, abstract_params, walk_valu
 from posx.contract.composite import select_part
 from posx.encodings import Encoding, build, changed, code_of, from_spec, spec_text
 from posx.encodings.frequencies import Geometric
-from posx.encodings.grammar import value_text
+from posx.encodings.grammar import parse_field, value_text
 from posx.encodings.rates import layer_rates
 from posx.encodings.rope import Rope
 from posx.errors import ConfigError
@@ -80,7 +80,10 @@ def change_run(run: RunConfig, encoding: str = "", masks: Sequence[str] = (), la
 
 
 def _choose_layers(run: RunConfig, encoding: str, layers: str) -> list[int]:
-    """Return the numbers of the layers that a change acts on. Raises ConfigError if there are none."""
+    """Return the numbers of the layers that a change acts on. Raises ConfigError if there are none.
+
+    A change of one field acts on those of the named layers that have this field, if any has.
+    """
     if layers not in LAYERS:
         raise ConfigError(f"--layers={layers} is unknown. Give all, full or window.")
     policy, masks = run.model.layer_policy, run.model.masks
@@ -93,7 +96,9 @@ def _choose_layers(run: RunConfig, encoding: str, layers: str) -> list[int]:
     if not (numbers := [n for n in range(len(masks)) if kinds[layers](n)]):
         why = f"model.layer_policy={','.join(policy)}" if not layers else f"the masks are {run.model.mask_policy}"
         raise ConfigError(f"--layers={layers or 'auto'}: no layer would change, because {why}. Give --layers=all.")
-    return numbers
+    field = set(parse_field(encoding) or ())
+    have = {n: {f.name for value in walk_values(run.layers[n]) for f in dataclasses.fields(value)} for n in numbers}
+    return [n for n in numbers if field & have[n]] or numbers
 
 
 def _change_encoding(text: str, run: RunConfig, layer: int) -> tuple[Encoding, str]:

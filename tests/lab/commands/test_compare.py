@@ -392,8 +392,9 @@ def test_differences_have_the_intervals_of_text_and_seeds():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"data_digest": "other"}, "were measured on other texts"),
+        ({"data_digest": "other", "targets": "xyz"}, "were measured on other texts"),
         ({"tokenizer": "bpe"}, "have other tokenizers"),
+        ({"tokenizer": "bpe"}, "bits per byte"),
         ({"eval_len": 96}, "no protocol and window in common"),
         ({"targets": "xyz"}, "scored other targets"),
         ({"status": "oom", "ppl": None}, "rope, seed 0: out of memory"),

@@ -112,7 +112,7 @@ def test_an_imported_model_has_no_seed(capsys, tmp_path):
     failed = {"status": "oom", "ppl": None, "nll": None, "block_nll": None}
     put(tmp_path / "other", "t5", own_text=False, data="imported 34cd", **failed)
     reasons = {one["reason"] for one in compared(capsys, str(tmp_path))[0]}
-    assert reasons == {"", "t5, text=imported 34cd: out of memory"}
+    assert reasons == {"", "t5, model=34cd: out of memory"}
 
 
 def test_runs_are_compared_on_the_text_that_most_have(capsys, tmp_path):
@@ -159,6 +159,14 @@ def test_other_tokenizers_of_one_name_are_no_other_text(capsys, tmp_path):
     for number, encoding in enumerate(("alibi", "rope")):
         put(tmp_path / encoding, encoding, tokenizer="bpe-512", data_digest=f"{number}" * 16, targets=f"{number}")
     refused(capsys, 2, ["compare", str(tmp_path)], "were measured on other texts, or tokenizers of one name")
+
+
+def test_equal_targets_of_other_files_are_compared(capsys, tmp_path):
+    """The digest of a text has that of its tokenizer, which another library may have written."""
+    for number, encoding in enumerate(("alibi", "rope")):
+        put(tmp_path / encoding, encoding, tokenizer="bpe-512", data_digest=f"{number}" * 16)
+    judged, _ = compared(capsys, str(tmp_path))
+    assert judged and all(one["effect"] for one in judged)
 
 
 def test_page_and_table_count_the_same_seeds(tmp_path):

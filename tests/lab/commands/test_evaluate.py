@@ -31,6 +31,10 @@ BAD_QUESTIONS = {
     "less than a window": (["evaluate", "--lengths=16,512"], ["eval.num_targets=256", "512 tokens"]),
     "default stride": (["evaluate", "--protocol=sliding", "--lengths=2,32"], ["stride=4", "2 tokens"]),
     "executor": (["evaluate", "--executor=fast"], ["'fast' is unknown"]),
+    "a flag and its setting": (
+        ["evaluate", "--lengths=16", "--config.eval.sliding_lengths=32"],
+        ["--lengths and --config.eval.sliding_lengths are about the same setting"],
+    ),
     "config": (["evaluate", "--config=x.py"], ["takes no config"]),
     "override": (["generate", "--config.train.steps=3"], ["takes no config"]),
     "what": (["plot", "--what=lenghts"], ["'lenghts' is unknown"]),

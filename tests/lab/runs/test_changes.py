@@ -64,6 +64,15 @@ def test_a_rule_can_be_kept_off_window_layers():
     assert run_differences(full, run)[1] == "2 of 4 layers are as trained"
 
 
+def test_a_field_changes_in_the_layers_that_have_it():
+    run = run_of(layer_policy=("encoding", "encoding", "nope"), mask_policy=("window(size=8)", "causal", "causal"))
+    for layers, wanted in (("full", [0, 1, 0, 0]), ("window", [1, 0, 0, 1]), ("all", [1, 1, 0, 1])):
+        found = change_run(run, "frequencies=yarn(factor=4)", layers=layers)
+        assert [isinstance(getattr(one, "frequencies", None), Yarn) for one in found.layers] == wanted
+    with pytest.raises(ConfigError, match="no such field"):
+        change_run(run, "max_distance=4", layers="full")
+
+
 def test_masks_keep_the_fields_that_are_not_named():
     run = run_of(mask_policy=("window(size=8, sinks=4)", "causal"))
     found = change_run(run, masks=["window(size=16)"], layers="window")
