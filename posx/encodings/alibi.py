@@ -47,7 +47,7 @@ class Alibi(Encoding):
     scale: Literal["linear", "log"] = "linear"
 
     fades = fact(lambda self: self.scale == "linear")  # the log form falls so slowly that no tile is ever skipped
-    about = About("arXiv 2108.12409", "yes: flat or slightly falling perplexity")
+    about = About("arXiv 2108.12409", "yes: flat or slightly falling perplexity (linear scale)")
 
     def by_distance(self, params: Params, distance: jax.Array) -> ByDistance:
         r = jnp.log1p(jnp.abs(as_float(distance))) if self.scale == "log" else distance

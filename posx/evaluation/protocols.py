@@ -52,15 +52,14 @@ class _Consecutive(Protocol):
 class Nonoverlapping(_Consecutive):
     """All targets in consecutive windows. If a length does not divide a stretch, the next stretch continues its window.
 
-    The part of that window before the next stretch is the text that stands there. So each place in a window has as many
-    targets, or one more.
+    The part of that window before the next stretch is the preceding text. The numbers of targets at any two places of a
+    window differ by at most one.
 
     Source: Press et al. 2022 (arXiv 2108.12409) figure 1.
 
     Attributes:
       num_targets: 0 for the whole stream, in one stretch.
-      stretch: the least length of a stretch in tokens. 0 stands for the longest of the lengths, so that every length
-        has whole windows in every stretch.
+      stretch: the least length of a stretch in tokens. 0 stands for the longest of the lengths.
     """
 
     name, letter, title = "nonoverlapping", "P1", "non-overlapping windows"

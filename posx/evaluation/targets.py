@@ -73,11 +73,11 @@ class Targets:
         """List the windows [n, 3] of `length` tokens that end every `stride` targets of a stretch.
 
         Their columns are the first token of a window, and which of its targets (from, to) are scored. These are the
-        last `stride` of a window, fewer at the ends of a stretch. With stride = length the windows share nothing.
+        last `stride` of a window, fewer at the ends of a stretch. With stride = length the windows share no target.
 
-        A stretch goes on at the place in a window at which the one before ended, so its first window may begin before
-        it. So each of the last `stride` columns has as many targets, or one more. If it `restarts`, a stretch begins
-        with a window.
+        A stretch continues the last window of the previous stretch. Its first window may therefore begin before the
+        stretch. The numbers of targets in any two of the last `stride` columns differ by at most one. If it `restarts`,
+        a stretch begins with a window.
         """
         windows = []
         done = (np.cumsum(self.sizes) - self.sizes) % stride * (not restarts)

@@ -40,9 +40,11 @@ WINDOWS = " (--layers=full with one field, such as base=500000, leaves these out
 
 #: {setting of eval: the flag that sets it}.
 FLAGS = {
-    "lengths": "lengths", "sliding_lengths": "lengths", "num_targets": "num_targets", "sliding_targets": "num_targets",
-    "protocols": "protocol", "stride": "stride", "executor": "executor",
+    "lengths": "lengths", "num_targets": "num_targets", "protocols": "protocol", "stride": "stride",
+    "executor": "executor",
 }  # fmt: skip
+#: {setting of eval: the flag that sets it too, unless it is given}.
+ALSO = {"sliding_lengths": "lengths", "sliding_targets": "num_targets"}
 
 #: {run folder: its rows of `eval.jsonl`}.
 Measured = Mapping[RunFolder, Sequence[dict[str, Any]]]
@@ -155,10 +157,10 @@ def make_request(values: dict[str, Any], folder: RunFolder, run: RunConfig, pare
         "lengths": to_type(values["lengths"], tuple[int, ...], "--lengths"),
         "protocol": tuple(split_items(values["protocol"])),
     }
-    given = {name: read[flag] for name, flag in FLAGS.items() if read[flag] not in (None, "", ())}
-    if twice := [name for name in given if name in settings["eval"]]:
+    given = {name: read[flag] for name, flag in (FLAGS | ALSO).items() if read[flag] not in (None, "", ())}
+    if twice := [name for name in FLAGS if name in given.keys() & settings["eval"].keys()]:
         raise ConfigError(f"--{FLAGS[twice[0]]} and --config.eval.{twice[0]} are about the same setting. Give it once.")
-    config = dataclasses.replace(run.eval, **settings["eval"] | given)
+    config = dataclasses.replace(run.eval, **given | settings["eval"])
     asked = dataclasses.replace(run, data=dataclasses.replace(run.data, **settings["data"]))
     asked = dataclasses.replace(asked, eval=config.resolve(asked.target_kind))
     check_run(asked)

@@ -79,7 +79,7 @@ def no_intervals(points: Sequence[tuple[str, Point]]) -> list[str]:
 def mixture(rows: pd.DataFrame) -> str:
     """Return a warning if numbers of different texts, tokenizers or targets are compared, else an empty string."""
     if len(set(rows.tokenizer) - {""}) > 1:
-        return "different tokenizers: not comparable"
+        return "different tokenizers: perplexities are not comparable"
     texts = rows[rows.data_digest != ""].groupby("data_digest").targets.agg(set)
     if len(texts) > 1 and not set.intersection(*texts):
         return f"different corpora{other_tokens(rows.tokenizer)}: not comparable"

@@ -38,7 +38,7 @@ def run_facts(row: Mapping[str, Any]) -> dict[str, Any]:
     settings |= {f"code.{name}": digest for name, digest in row.get("code", {}).items()}
     settings |= {f"trained.{n}": v for n, v in trained.items() if n.startswith("code.") and settings.get(n) != v}
     text = str(trained.get("data", ""))
-    if is_imported := text.startswith(IMPORTED):  # by posx it was not trained
+    if is_imported := text.startswith(IMPORTED):  # posx did not train it
         settings = {n: v for n, v in settings.items() if not n.startswith("train.") or n in _OF_IMPORTED}
     if row.get("own_text"):  # else the settings of the data are of another text
         settings |= {f"data.{name}": value for name, value in row.get("data_settings", {}).items()}

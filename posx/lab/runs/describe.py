@@ -14,6 +14,7 @@ from posx.contract.shapes import tile_shapes
 from posx.encodings import Encoding
 from posx.errors import ConfigError
 from posx.evaluation.protocols import run_protocols
+from posx.evaluation.targets import STRETCHES
 from posx.lab.config import RunConfig
 from posx.lab.cross_entropy import LARGEST_LOGITS
 from posx.lab.data import ByteTokenizer, load_tokenizer
@@ -173,7 +174,9 @@ def row_flops(run: RunConfig) -> dict[tuple[str, int], float]:
         for length in protocol.required_lengths(lengths, functools.partial(is_defined, model)):
             stride = protocol.window_stride(length, lengths)
             one = length, stride, protocol.text_tokens
-            flops = (protocol.text_tokens or WHOLE) / stride * length * flops_per_token(model, length) / 3
+            tokens = protocol.text_tokens or WHOLE
+            windows = tokens / stride + STRETCHES * (tokens // STRETCHES % stride > 0)
+            flops = windows * length * flops_per_token(model, length) / 3
             costs[protocol.name, length] = flops if is_defined(model, length) and one not in passes else 0.0
             passes.add(one)
     return costs

@@ -34,15 +34,15 @@ PLACES = 6
 
 
 def window_items(stream: np.ndarray, windows: np.ndarray, length: int, count: int) -> Items | None:
-    """Return at most `count` whole windows of a text, evenly spread over it; None if no window is whole.
+    """Return at most `count` windows of a text, evenly spread over it; None if the text has no whole window.
 
     Args:
       stream: tokens [n + 1].
-      windows: [n, 3], as `Targets.windows`. One is whole if it has `length` targets.
+      windows: [n, 3], as `Targets.windows`. All tokens of a window are read, also those that are not scored there.
       length: of windows, in tokens.
       count: of windows.
     """
-    starts = windows[windows[:, 2] - windows[:, 1] == length, 0]
+    starts = windows[windows[:, 0] + length < len(stream), 0]
     if not len(starts):
         return None
     chosen = starts[np.unique(np.linspace(0, len(starts) - 1, count).astype(int))]

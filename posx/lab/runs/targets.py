@@ -1,6 +1,6 @@
 """The targets that a run is measured on: those of the longest windows so far, so that its rows can be compared.
 
-The longest window decides which tokens a protocol scores: a stretch holds whole windows, and sliding ones need a
+The longest window decides which tokens a protocol scores: a stretch is at least as long, and sliding ones need a
 warm-up. That length is the anchor. Rows keep it and it can only rise. Earlier rows are then measured again.
 """
 

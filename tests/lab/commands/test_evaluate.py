@@ -32,8 +32,8 @@ BAD_QUESTIONS = {
     "default stride": (["evaluate", "--protocol=sliding", "--lengths=2,32"], ["stride=4", "2 tokens"]),
     "executor": (["evaluate", "--executor=fast"], ["'fast' is unknown"]),
     "a flag and its setting": (
-        ["evaluate", "--lengths=16", "--config.eval.sliding_lengths=32"],
-        ["--lengths and --config.eval.sliding_lengths are about the same setting"],
+        ["evaluate", "--lengths=16", "--config.eval.lengths=32"],
+        ["--lengths and --config.eval.lengths are about the same setting"],
     ),
     "config": (["evaluate", "--config=x.py"], ["takes no config"]),
     "override": (["generate", "--config.train.steps=3"], ["takes no config"]),
