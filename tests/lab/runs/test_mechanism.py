@@ -69,7 +69,7 @@ def test_far_weight_of_a_text_is_of_distances_of_l_or_more():
     params = jax.tree_util.tree_map_with_path(
         lambda path, x: 0 * x if "query" in jax.tree_util.keystr(path) else x, model.init(jax.random.key(0))
     )
-    windows = np.array([[0, 0, 32], [32, 0, 32], [64, 0, 20]])  # the last is not whole
+    windows = np.array([[0, 9, 32], [32, 0, 5], [70, 0, 20]])  # the text ends within the last
     items = window_items(stream, windows, 32, 9)
     assert items.tokens.shape == (2, 33) and items.tokens[1, 0] == stream[32]
     found = attention_facts(model, params, items, "highest", padding=None)
@@ -79,7 +79,7 @@ def test_far_weight_of_a_text_is_of_distances_of_l_or_more():
     settings.train.length = 8
     known = observations(run_config(settings), {"eval_len": 32} | found)
     assert known["equal_far_weight"] == pytest.approx(wanted, abs=1e-6) and known["new_planes"] is None
-    assert window_items(stream, windows, 33, 9) is None
+    assert window_items(stream, windows, 101, 9) is None
 
 
 @pytest.mark.slow
