@@ -10,6 +10,9 @@
     python -m experiments.tasks.tasks gates
     python -m experiments.tasks.tasks catalogue
     python -m experiments.tasks.tasks recall
+    python -m experiments.tasks.tasks more
+    python -m experiments.tasks.tasks weights
+    python -m experiments.tasks.tasks zeros
 
 `gates.toml` holds a published number a gate, with the settings of the run that is held to it. `commands` prints what
 trains and measures these runs. A gate is met if each of its seeds is on the right side of the bound, and missed if none
@@ -136,11 +139,25 @@ def weights(runs: Sequence[Run]) -> str:
         return ", ".join("-" if value is None else format(value, form) for value in values)
 
     body = []
-    for run in sorted(runs, key=lambda run: (run["data_source"], CLASSIC.index(run["encoding"]))):
+    for run in sorted(runs, key=lambda run: (task_name(rows_of([run])[0]), CLASSIC.index(run["encoding"]))):
         rows = rows_of([run])
         cells = [read(rows, name, form) for name, form in WEIGHTS.values()]
         body.append([f"`{run['encoding']}`, {short_name(task_name(rows[0])).replace('_', ' ')}", *cells])
     return markdown(["encoding, task", *WEIGHTS], body)
+
+
+def zeros(cells: Cells) -> str:
+    """Return right answers and weights that are exactly 0 at 1, 4 and 16 L, in per cent, as Markdown."""
+    columns = {"right": "exact_match", "weights of 0": "zero_weights"}
+    body = [
+        [
+            f"`{encoding}`, {task.replace('_', ' ')}",
+            *(range_text(values_at(cells[encoding][task], k, name)) for name in columns.values() for k in (1, 4, 16)),
+        ]
+        for task in tasks_in(cells)
+        for encoding in cells
+    ]
+    return markdown(["encoding, task", *(f"{title}, {k} L" for title in columns for k in (1, 4, 16))], body)
 
 
 def figure(cells: Cells, path: Path) -> None:
@@ -256,6 +273,8 @@ def main(words: Sequence[str]) -> None:
             print(rates(load("tasks", "more")))
         case ["weights"]:
             print(weights(load("tasks", "weights")))
+        case ["zeros"]:
+            print(zeros(read_cells(load("tasks", "zeros"))))
         case ["commands"]:
             print("\n".join(commands(tomllib.loads(GATES.read_text())["gate"])))
         case ["gates"]:
