@@ -236,7 +236,7 @@ def test_an_encoding_has_one_colour_everywhere() -> None:
 
 
 def test_different_texts_are_called_incomparable() -> None:
-    made = [row("alibi", 64), row("rope", 64, data_digest="another")]
+    made = [row("alibi", 64), row("rope", 64, data_digest="another", targets="another")]
     (panel,) = panels(made)
     warning = "different corpora: not comparable"
     assert (
