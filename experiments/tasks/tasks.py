@@ -131,18 +131,21 @@ def rates(runs: Sequence[Run]) -> str:
     return markdown(["encoding", *(f"{short_name(task)}, {rate:g}" for task, rate in columns)], body)
 
 
-def weights(runs: Sequence[Run]) -> str:
-    """Return what the attention weights of each run do at 1, 2 and 4 L as Markdown, by task and encoding."""
+def line_name(encoding: str, task: str) -> str:
+    return f"`{encoding}`, {short_name(task).replace('_', ' ')}"
+
+
+def weights(cells: Cells) -> str:
+    """Return what the attention weights of one seed do at 1, 2 and 4 L as Markdown, by task and encoding."""
 
     def read(rows: Sequence[Row], name: str, form: str) -> str:
-        values = [value for k in FACTORS for value in values_at(rows, k, name)]
-        return ", ".join("-" if value is None else format(value, form) for value in values)
+        return ", ".join(format(value, form) for k in FACTORS for value in values_at(rows, k, name))
 
-    body = []
-    for run in sorted(runs, key=lambda run: (task_name(rows_of([run])[0]), CLASSIC.index(run["encoding"]))):
-        rows = rows_of([run])
-        cells = [read(rows, name, form) for name, form in WEIGHTS.values()]
-        body.append([f"`{run['encoding']}`, {short_name(task_name(rows[0])).replace('_', ' ')}", *cells])
+    body = [
+        [line_name(encoding, task), *(read(cells[encoding][task], name, form) for name, form in WEIGHTS.values())]
+        for task in sorted(tasks_in(cells))
+        for encoding in CLASSIC
+    ]
     return markdown(["encoding, task", *WEIGHTS], body)
 
 
@@ -151,7 +154,7 @@ def zeros(cells: Cells) -> str:
     columns = {"right": "exact_match", "weights of 0": "zero_weights"}
     body = [
         [
-            f"`{encoding}`, {task.replace('_', ' ')}",
+            line_name(encoding, task),
             *(range_text(values_at(cells[encoding][task], k, name)) for name in columns.values() for k in (1, 4, 16)),
         ]
         for task in tasks_in(cells)
@@ -272,7 +275,7 @@ def main(words: Sequence[str]) -> None:
         case ["more"]:
             print(rates(load("tasks", "more")))
         case ["weights"]:
-            print(weights(load("tasks", "weights")))
+            print(weights(read_cells(load("tasks", "weights"))))
         case ["zeros"]:
             print(zeros(read_cells(load("tasks", "zeros"))))
         case ["commands"]:

@@ -103,7 +103,7 @@ def test_answers_to_the_tasks():
     assert bodies("tasks")[4] == of_markdown(places.table(load("tasks"), measured))
     assert bodies("tasks")[5] == of_markdown(tasks.table(tasks.read_cells(load("tasks", "recall"))))
     assert bodies("tasks")[6] == of_markdown(tasks.rates(load("tasks", "more")))
-    assert bodies("tasks")[7] == of_markdown(tasks.weights(load("tasks", "weights")))
+    assert bodies("tasks")[7] == of_markdown(tasks.weights(tasks.read_cells(load("tasks", "weights"))))
     assert bodies("tasks")[8] == of_markdown(tasks.zeros(tasks.read_cells(load("tasks", "zeros"))))
 
 
