@@ -18,7 +18,7 @@ import itertools
 import math
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -31,10 +31,9 @@ from experiments.leaderboard.leaderboard import (
     entries_of,
     load_cells,
     multiplier,
-    step_times,
 )
 from experiments.recipe.recipe import cells_of, records
-from experiments.tables import SLIDING, WINDOWS, Row, cell, load, markdown, spread
+from experiments.tables import SLIDING, WINDOWS, Row, cell, load, markdown, over_nope
 from experiments.tasks import tasks
 from posx.evaluation.differences import (
     Difference,
@@ -145,16 +144,6 @@ def corrected(entries: dict[str, Entry]) -> str:
     return f"{told}; {len(names) - len(found)} have too few seeds"
 
 
-def over_nope(names: Iterable[str], field: str, value: Callable[[float, float], float]) -> dict[str, str]:
-    """Return by encoding the median and the quartiles of `value` of NoPE's and its own; later reports count."""
-    found = {}
-    for name in names:
-        speeds = {one["encoding"]: one[field] for one in REPORTS[name]["results"]}
-        for encoding, rounds in speeds.items():
-            found[encoding] = spread(value(*pair) for pair in zip(speeds["nope"], rounds, strict=True))
-    return found | {"nope": "1"}
-
-
 def memory_over_nope(length: int = 16384) -> dict[str, str]:
     """Return by encoding the peak memory of one attention with gradients over NoPE's, each above that at 64 tokens."""
     rows = {row["encoding"]: row["bytes"] for row in summarise(REPORTS["memory"]) if row["kind"] == "gradient"}
@@ -163,9 +152,9 @@ def memory_over_nope(length: int = 16384) -> dict[str, str]:
 
 def costs(entries: dict[str, Entry]) -> str:
     """Return the table of costs, each over NoPE's in the same report."""
-    at_64 = step_times(load("leaderboard", file="steps.jsonl"))
-    at_512 = over_nope(("train_512", "train_512_v2"), "tokens_per_second", lambda n, x: n / x)
-    decoding = over_nope((name for name in REPORTS if name.startswith("decode")), "cached", lambda n, x: x / n)
+    at_64 = over_nope(load("leaderboard", file="steps.jsonl"))
+    at_512 = over_nope((REPORTS["train_512_v2"], REPORTS["train_512"]))
+    decoding = over_nope((report for name, report in REPORTS.items() if name.startswith("decode")), "cached")
     memory, least = memory_over_nope(), entries["rope"].cells[0]["num_params"]
     body = [
         [

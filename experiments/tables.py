@@ -127,6 +127,9 @@ def by_setting(runs: Iterable[Run]) -> dict[str, list[Run]]:
         found[run["encoding"], json.dumps(settings, sort_keys=True)].append(run)
     if len({encoding for encoding, _ in found}) < len(found):
         raise SystemExit("these runs differ in more than their encoding and seed: use the script of their study")
+    for (encoding, _), members in found.items():
+        if len({run["seed"] for run in members}) < len(members):
+            raise SystemExit(f"{encoding}: these runs repeat a seed")
     return {encoding: members for (encoding, _), members in found.items()}
 
 
@@ -157,6 +160,29 @@ class Seeds:
         """Return why there is no loss at a length; "-" if it was not measured."""
         rows = self.rows.get(round(factor * self.train_len), {}).values()
         return " and ".join(sorted({row["status"] for row in rows} - {"ok"})) or "-"
+
+
+def multipliers_of(run: Run) -> tuple[float, ...]:
+    """Return the multiples of the learning rate that the arrays of positions have, each once; () without them."""
+    given = run["settings"]["train.position_lr_multiplier"]
+    if given is None:
+        return ()
+    return tuple(sorted({one for layer in given for one in layer.values()})) if isinstance(given, list) else (given,)
+
+
+def over_nope(reports: Iterable[Run], field: str = "tokens_per_second") -> dict[str, str]:
+    """Return the time of every encoding over NoPE's: of the ratios in a turn the median and the quartiles.
+
+    Args:
+      reports: of a bench. If several hold an encoding, the first counts.
+      field: a speed, in tokens a second.
+    """
+    times = {"nope": "1"}
+    for report in reports:
+        speeds = {row["encoding"]: row[field] for row in report["results"]}
+        for name, rates in speeds.items():
+            times.setdefault(name, spread(nope / rate for nope, rate in zip(speeds["nope"], rates, strict=True)))
+    return times
 
 
 def row_tables(runs: Sequence[Run]) -> list[RowTable]:

@@ -23,7 +23,19 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from experiments import tables
-from experiments.tables import HERE, Row, Run, Seeds, by_setting, cell, cells_of, load, markdown, row_tables
+from experiments.tables import (
+    HERE,
+    Row,
+    Run,
+    Seeds,
+    by_setting,
+    cell,
+    cells_of,
+    load,
+    markdown,
+    multipliers_of,
+    row_tables,
+)
 from posx.evaluation.differences import BETTER, FEWEST_SEEDS, judge, loss_difference
 from posx.lab.files.rows import log_problem, read_row_file
 
@@ -79,7 +91,9 @@ def rates(runs: Sequence[Run]) -> str:
     found: dict[tuple[str, tuple[float, ...]], dict[float, Run]] = {}
     for run in first:
         if times[run["encoding"]] > 1:
-            found.setdefault((run["encoding"], multipliers_of(run)), {})[run["settings"]["train.learning_rate"]] = run
+            found.setdefault((run["encoding"], multipliers_of(run) or (1.0,)), {})[
+                run["settings"]["train.learning_rate"]
+            ] = run
     columns = sorted({rate for by_rate in found.values() for rate in by_rate})
     body = []
     for (name, multipliers), by_rate in sorted(found.items(), key=lambda item: item[0]):
@@ -87,12 +101,6 @@ def rates(runs: Sequence[Run]) -> str:
         cells = (f"{at_length(one):.3f}, {loss_at(one, STEPS[-1]):.3f}" if one else "-" for one in each)
         body.append([f"`{name}`, x {' and '.join(f'{one:g}' for one in multipliers)}", *cells])
     return markdown(["encoding, multiplier", *(f"{rate:g}" for rate in columns)], body)
-
-
-def multipliers_of(run: Run) -> tuple[float, ...]:
-    """Return the multiples of the learning rate that the arrays of positions have, each once."""
-    given = run["settings"]["train.position_lr_multiplier"] or 1.0
-    return tuple(sorted({one for layer in given for one in layer.values()})) if isinstance(given, list) else (given,)
 
 
 def at_length(run: Run) -> float:

@@ -25,16 +25,25 @@ outside 1 %, and open if it reaches both. Perplexities of one encoding at two le
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import tomllib
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from experiments.tables import HERE, WINDOWS, Run, cell, coarser, load, markdown, spread
+from experiments.tables import (
+    HERE,
+    WINDOWS,
+    Run,
+    by_setting,
+    cell,
+    coarser,
+    load,
+    markdown,
+    multipliers_of,
+    over_nope,
+)
 from posx.evaluation.differences import loss_difference
 from posx.evaluation.statistics import horizon, perplexity
 
@@ -43,8 +52,6 @@ FACTORS = (2, 4, 8, 16)
 RIVALS = ("alibi", "rope")
 LEVEL = 0.01  # nats, so 1 % of perplexity
 CLAIMS = HERE / "leaderboard" / "claims.toml"
-#: The facts of a run that the seeds of one entry share, with the settings other than the seed.
-SETTING = ("train_len", "step", "data_digest", "num_params")
 
 
 def load_cells() -> list[Run]:
@@ -56,22 +63,11 @@ def load_cells() -> list[Run]:
     return load("leaderboard", "cells") + ten
 
 
-def setting(run: Run) -> dict[str, Any]:
-    """Return what the seeds of one entry have in common."""
-    settings = {name: value for name, value in run["settings"].items() if name != "train.seed"}
-    return settings | {name: run[name] for name in SETTING}
-
-
 class Entry:
-    """The rows of one encoding by length, over seeds."""
+    """The rows of one encoding by length, over seeds. cells: in the order of their seeds."""
 
     def __init__(self, cells: Sequence[Run]):
-        self.cells = sorted(cells, key=lambda cell: cell["seed"])
-        self.name, self.train_len = self.cells[0]["encoding"], self.cells[0]["train_len"]
-        if len({json.dumps(setting(cell), sort_keys=True) for cell in self.cells}) > 1:
-            raise SystemExit(f"{self.name}: these cells differ in more than their seed")
-        if len({cell["seed"] for cell in self.cells}) < len(self.cells):
-            raise SystemExit(f"{self.name}: these cells repeat a seed")
+        self.cells, self.train_len = cells, cells[0]["train_len"]
         by_seed = [{row["eval_len"]: row for row in cell["rows"] if row["protocol"] == WINDOWS} for cell in self.cells]
         shared = set.intersection(*map(set, by_seed))
         self.rows = {length: [rows[length] for rows in by_seed] for length in sorted(shared)}
@@ -129,29 +125,11 @@ def difference(one: Entry, factor: int, other: Entry, other_factor: int) -> tupl
 
 def multiplier(run: Run) -> str:
     """Return the multipliers of the position parameters' learning rate; encodings of several parts may have several."""
-    rate = run["settings"]["train.position_lr_multiplier"]
-    if rate is None:
-        return "-"
-    found = {one for layer in rate for one in layer.values()} if isinstance(rate, list) else {rate}
-    return " and ".join(f"{one:g} x" for one in sorted(found))
-
-
-def step_times(reports: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the time of a step of every encoding over NoPE's: of the ratios in a turn the median and the quartiles."""
-    times: dict[str, str] = {"nope": "1"}
-    for report in reports:
-        speeds = {row["encoding"]: row["tokens_per_second"] for row in report["results"]}
-        for name, rates in speeds.items():
-            ratios = (nope / rate for nope, rate in zip(speeds["nope"], rates, strict=True))
-            times.setdefault(name, spread(ratios))
-    return times
+    return " and ".join(f"{one:g} x" for one in multipliers_of(run)) or "-"
 
 
 def entries_of(cells: Sequence[Run]) -> dict[str, Entry]:
-    by_name: dict[str, list[Run]] = defaultdict(list)
-    for run in cells:
-        by_name[run["encoding"]].append(run)
-    return {name: Entry(found) for name, found in by_name.items()}
+    return {name: Entry(found) for name, found in by_setting(cells).items()}
 
 
 def table(cells: Sequence[Run], times: Mapping[str, str]) -> str:
@@ -222,7 +200,7 @@ def main(words: Sequence[str]) -> None:
     """Run one of the two commands."""
     match words:
         case ["table"]:
-            print(table(load_cells(), step_times(load("leaderboard", file="steps.jsonl"))))
+            print(table(load_cells(), over_nope(load("leaderboard", file="steps.jsonl"))))
         case ["claims"]:
             print(claims(load_cells(), tomllib.loads(CLAIMS.read_text())["claim"]))
         case _:

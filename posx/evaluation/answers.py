@@ -44,6 +44,11 @@ class Answers(Protocol):
     def from_run(cls, config: EvalConfig, train_len: int, longest: int) -> Answers:
         return cls(config.num_items)
 
+    @classmethod
+    def problems(cls, config: EvalConfig, train_len: int) -> list[str]:
+        some, items = config.attention_items, config.num_items
+        return [f"eval.attention_items={some} is more than eval.num_items={items}. Lower it."] * (some > items)
+
     def window_stride(self, length: int, lengths: Sequence[int]) -> int:
         return 1  # so that there are as many windows as items
 

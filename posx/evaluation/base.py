@@ -61,7 +61,15 @@ class Protocol(abc.ABC):
     @classmethod
     def problems(cls, config: EvalConfig, train_len: int) -> list[str]:
         """List the problems that a run's settings have for this protocol, one line each."""
-        return []
+        longest = max(cls.run_lengths(config, train_len))
+        if not cls.has_whole_windows or not 0 < config.num_targets < longest:
+            return []
+        return [
+            (
+                f"eval.num_targets={config.num_targets} is less than the longest window, of {longest} tokens. Score at "
+                "least as many targets, or 0 for all."
+            )
+        ]
 
     def required_lengths(
         self, lengths: Sequence[int], defined: Callable[[int], bool] = lambda length: True

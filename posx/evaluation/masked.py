@@ -45,7 +45,7 @@ class PseudoPerplexity(Protocol):
     @classmethod
     def problems(cls, config: EvalConfig, train_len: int) -> list[str]:
         if not 0 < config.num_targets < cls.share[1]:
-            return []
+            return super().problems(config, train_len)
         return [
             (
                 f"eval.num_targets={config.num_targets}: {cls.share[0]} of every {cls.share[1]} tokens are scored. "

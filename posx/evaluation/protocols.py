@@ -65,17 +65,6 @@ class Nonoverlapping(_Consecutive):
     name, letter, title = "nonoverlapping", "P1", "non-overlapping windows"
     reads: ClassVar[tuple[str, ...]] = ("num_targets", "attention_items")
 
-    @classmethod
-    def problems(cls, config: EvalConfig, train_len: int) -> list[str]:
-        if not 0 < config.num_targets < train_len:
-            return []
-        return [
-            (
-                f"eval.num_targets={config.num_targets} is less than one window of the training length, {train_len} "
-                "tokens. Score at least as many targets, or 0 for all."
-            )
-        ]
-
 
 @dataclasses.dataclass(frozen=True)
 class BeginEveryWindow(Nonoverlapping):
@@ -238,4 +227,6 @@ def problems(config: EvalConfig, train_len: int) -> list[str]:
         return [f"eval.protocols: {error}"]
     twice = [cls.name for cls in dict.fromkeys(classes) if classes.count(cls) > 1]
     lines = [f"eval.protocols={','.join(config.protocols)} names {name} twice. Name it once." for name in twice]
-    return lines if config.problems() else lines + [why for cls in classes for why in cls.problems(config, train_len)]
+    if config.problems():
+        return lines
+    return lines + list(dict.fromkeys(why for cls in classes for why in cls.problems(config, train_len)))

@@ -214,9 +214,9 @@ def mean_blocks(rows: Sequence[_Row]) -> tuple[np.ndarray, np.ndarray]:
     return np.mean([sums for sums, _ in blocks], axis=0), blocks[0][1]
 
 
-def targets_key(row: _Row) -> tuple[Any, Any]:
-    """Return the targets that a row scored and the size of its blocks. Rows with equal keys can be paired."""
-    return row.get("targets"), row.get("block_len")
+def targets_key(row: _Row) -> tuple[Any, ...]:
+    """Return the targets that a row scored, their number, and the size of its blocks. Rows of one key can be paired."""
+    return row.get("targets"), row.get("num_items") or row.get("num_targets"), row.get("block_len")
 
 
 def check_pair(*rows: _Row) -> None:

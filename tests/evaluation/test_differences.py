@@ -9,6 +9,7 @@ from scipy import stats
 from experiments.intervals import coverage as study
 from experiments.intervals import unpaired
 from experiments.intervals import verdicts as families
+from posx.errors import ConfigError
 from posx.evaluation import paired_extrapolation, paired_ratio
 from posx.evaluation.differences import (
     ROUNDING,
@@ -192,3 +193,10 @@ def test_equal_models_of_a_task_are_seldom_separated(share):
     right = random.random((2, 400, 2000)) < share
     pairs = [loss_difference([answers(one)], [answers(other)]) for one, other in zip(*right, strict=True)]
     assert np.mean([abs(one.mean) > one.half for one in pairs]) < 0.075
+
+
+@pytest.mark.parametrize("few", [1000, 1995], ids=["other blocks", "as many blocks"])
+def test_answers_to_fewer_items_are_not_paired(few):
+    every = np.arange(2000) % 3 > 0
+    with pytest.raises(ConfigError, match="scored different targets"):
+        loss_difference([answers(every)], [answers(every[:few])])

@@ -75,6 +75,22 @@ def test_a_protocol_says_which_settings_and_strides_it_chooses(monkeypatch):
     assert whole == [False, False, True]
 
 
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (("nonoverlapping", "per_position"), "eval.num_targets=100 is less than the longest window, of 512 tokens"),
+        (("pseudo_perplexity",), "eval.num_targets=100 is less than the longest window, of 512 tokens"),
+        (("answers",), "eval.attention_items=3000 is more than eval.num_items=2000"),
+        (("sliding", "hf_strided", "lm_eval_rolling"), ""),
+    ],
+)
+def test_limits_are_those_of_the_protocols_that_have_them(names, problem):
+    """The last two read a text that may be shorter than a window, and sliding windows have their own targets."""
+    asked = EvalConfig(lengths=(512,), num_targets=100, attention_items=3000, protocols=names)
+    found = protocols.problems(asked, 16)
+    assert not asked.problems() and len(found) == bool(problem) and "".join(found).startswith(problem)
+
+
 def test_settings_of_a_run_make_each_protocol_what_it_is():
     config = EvalConfig(protocols=("P1", "sliding", "per_position"), lengths=(16, 64), num_targets=128)
     found = {protocol.name: (protocol, lengths) for protocol, lengths in protocols.run_protocols(config, 16)}

@@ -17,7 +17,7 @@ from experiments.leaderboard import leaderboard
 from experiments.pictures import pictures
 from experiments.recipe import recipe
 from experiments.scaling import scaling
-from experiments.tables import Seeds, by_setting, cells_of, load, row_tables
+from experiments.tables import Seeds, by_setting, cells_of, load, over_nope, row_tables
 from experiments.tasks import places, tasks
 from experiments.train_short_test_long.gates import Study, gates
 from posx.encodings import ENCODINGS
@@ -235,7 +235,7 @@ def test_recipe_at_four_times_the_budget():
 
 def test_leaderboard():
     cells = leaderboard.load_cells()
-    times = leaderboard.step_times(load("leaderboard", file="steps.jsonl"))
+    times = over_nope(load("leaderboard", file="steps.jsonl"))
     assert bodies("leaderboard")[0] == of_markdown(leaderboard.table(cells, times))
     published = tomllib.loads(leaderboard.CLAIMS.read_text())["claim"]
     assert bodies("leaderboard")[1] == of_markdown(leaderboard.claims(cells, published))

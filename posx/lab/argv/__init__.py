@@ -51,18 +51,6 @@ class Command(NamedTuple):
     sections: tuple[str, ...] = ()
 
 
-class Words(NamedTuple):
-    """The words that a command was given.
-
-    Attributes:
-      values: {flag: value}, with "overrides", {word: setting} of the words that set a setting.
-      stray: the words that nothing takes.
-    """
-
-    values: dict[str, Any]
-    stray: list[str]
-
-
 def read_words(command: Command, words: Sequence[str]) -> tuple[dict[str, Any], Any]:
     """Return the values of the flags after a command's name, and what `files.read_config` makes of them.
 
@@ -73,13 +61,13 @@ def read_words(command: Command, words: Sequence[str]) -> tuple[dict[str, Any], 
     Raises:
       ConfigError: the command does not take one of the words, or a setting is wrong.
     """
-    values, stray = given = split_words(words, command.flags)
+    values, stray = split_words(words, command.flags)
     several, operands = command.operand.endswith("..."), list[str]()
     while command.operand and stray and not stray[0].startswith("-") and (several or not operands):
         operands.append(stray.pop(0))
     values |= {"operand": tuple(operands) if several else "".join(operands), "without_argument": None}
     if stray:
-        raise _unknown_word(stray[0], command, words, given)
+        raise _unknown_word(stray[0], command, words, values)
     refused = [f"--{name}" for name in SOURCES if values[name] is not None and not command.takes_config]
     refused += values["overrides"] if not (command.takes_config or command.sections) else []
     if refused:
@@ -90,11 +78,13 @@ def read_words(command: Command, words: Sequence[str]) -> tuple[dict[str, Any], 
         return values, None
     from posx.lab.argv.files import read_config  # and JAX with it, which flags alone do not need
 
-    return values, read_config(given)
+    return values, read_config(values)
 
 
-def split_words(words: Sequence[str], known: Flags) -> Words:
-    """Return `words` taken apart by the flags that are `known`. Settings are not looked up.
+def split_words(words: Sequence[str], known: Flags) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of the flags that are `known`, and the words that nothing takes. Settings are not looked up.
+
+    Among the values are "overrides", {word: setting} of the words that set a setting.
 
     Raises:
       ConfigError: a flag is given twice, or has no value or a wrong one.
@@ -130,7 +120,7 @@ def split_words(words: Sequence[str], known: Flags) -> Words:
     values["overrides"] = {word: setting_name(word) for word in overrides}
     if twice := [word for word in overrides if overrides.count(word) > 1]:
         raise ConfigError(f"{twice[0]} and {twice[1]} are about the same setting. Give it once.")
-    return Words(values, [word for word in rest if word not in overrides])
+    return values, [word for word in rest if word not in overrides]
 
 
 def _read_family(words: Sequence[str], family: str) -> dict[str, str]:
@@ -167,7 +157,7 @@ def _list_flags(command: Command) -> str:
     return ", ".join(f"--{name}" for name in command.flags)
 
 
-def _unknown_word(word: str, command: Command, words: Sequence[str], given: Words) -> ConfigError:
+def _unknown_word(word: str, command: Command, words: Sequence[str], values: dict[str, Any]) -> ConfigError:
     """Return the error of a word that nothing takes. It names the nearest flag, or else the nearest setting.
 
     Raises ConfigError if the config that the command was given is wrong.
@@ -175,7 +165,7 @@ def _unknown_word(word: str, command: Command, words: Sequence[str], given: Word
     key, equals, value = word.partition("=")
     problem, hint = f"word {word!r} belongs to no flag", ""
     if not word.startswith("-"):
-        hint = _guess_meaning(word, command, given.values, words)
+        hint = _guess_meaning(word, command, values, words)
     elif "--" in words:
         hint = "Leave out the lone --."
     else:
@@ -188,7 +178,7 @@ def _unknown_word(word: str, command: Command, words: Sequence[str], given: Word
         from posx.lab.argv.files import command_settings
 
         known = {name: f"--{name}" for name in command.flags}
-        for name in command_settings(command, given):
+        for name in command_settings(command, values):
             known.setdefault(name.rpartition(".")[2], f"--config.{name}")
         end = key.lstrip("-").removeprefix("config.").rpartition(".")[2].replace("-", "_")
         near = near_names(end, known, cutoff=0.6)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from posx.errors import ConfigError, near_names
-from posx.lab.argv import SOURCES, Command, Words, presets
+from posx.lab.argv import SOURCES, Command, presets
 from posx.lab.argv.settings import AXES, override, settings
 from posx.lab.config import SECTIONS, RunConfig, Sections, base_config, read_sections
 from posx.lab.files.lines import parse_json
@@ -52,27 +52,27 @@ class ConfigFile(NamedTuple):
         return read_sections(config)
 
 
-def read_config(given: Words) -> Sections | RunConfig:
+def read_config(values: dict[str, Any]) -> Sections | RunConfig:
     """Return the settings that the flags of a command name, with its overrides, or the run that --config_json repeats.
 
-    Raises ConfigError.
+    values: of `split_words`. Raises ConfigError.
     """
-    named, words = [name for name in SOURCES if given.values[name] is not None], given.values["overrides"]
+    named, words = [name for name in SOURCES if values[name] is not None], values["overrides"]
     if len(named) == 2:
         raise ConfigError("--config and --config_json are both given. Give only one of them.")
     if not named:
         raise ConfigError("no settings are named. Give --config=quick or --config_json=runs/x/config.json")
     if named == ["config_json"]:
-        run = earlier_run(given.values["config_json"])
+        run = earlier_run(values["config_json"])
         return override(run.as_given(), words) if words else run
-    text, _, argument = given.values["config"].partition(":")
+    text, _, argument = values["config"].partition(":")
     if not text:
         raise ConfigError(
-            f"--config={given.values['config']!r} names no preset and no file. The presets are: {', '.join(presets())}."
+            f"--config={values['config']!r} names no preset and no file. The presets are: {', '.join(presets())}."
         )
     file = read_config_file(text)
     if argument:
-        given.values["without_argument"] = lambda: override(file.sections(), words)
+        values["without_argument"] = lambda: override(file.sections(), words)
     return override(fixed_sections(file, argument), words)
 
 
@@ -173,9 +173,9 @@ def earlier_run(path: str) -> RunConfig:
     return run
 
 
-def command_settings(command: Command, given: Words) -> list[str]:
+def command_settings(command: Command, values: dict[str, Any]) -> list[str]:
     """Return the settings that a command takes: all of its config, or those of some sections of a stored run."""
     if command.takes_config:
-        config = read_config(given)
+        config = read_config(values)
         return ["encoding", *settings(config.as_given() if isinstance(config, RunConfig) else config)]
     return [name for name in settings(read_sections(base_config())) if name.partition(".")[0] in command.sections]

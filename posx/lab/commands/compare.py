@@ -23,7 +23,6 @@ from posx.lab.plots.captions import (
 )
 from posx.lab.plots.groups import curves_of_runs
 from posx.lab.plots.verdicts import BY_SEED, Comparison, Place, comparisons, p_text
-from posx.lab.results.columns import FAILED
 from posx.lab.results.table import PER_POSITION, list_runs, missing_runs, read_results
 from posx.lab.sweeps.plan import align_columns
 from posx.machine.guard import start_devices
@@ -62,9 +61,9 @@ def run_compare(values: dict[str, Any], _: None) -> None:
     if all(one.effect is None for one in judged):
         why = reasons[0] if reasons else judged[0].reason
         how = "Evaluate all with one command, on one text, at the same lengths."
-        if "other tokenizers" in why:
+        if stored.tokenizer[stored.tokenizer != ""].nunique() > 1:
             how = "Compare their bits per byte in `posx table`, of one text: evaluate each with --num_targets=0."
-        if why.endswith(FAILED["diverged"]):
+        elif not reasons and (stored.status == "diverged").any():
             how = "Train this seed again, or name the runs to compare: posx compare RUN RUN"
         raise ConfigError(f"{_join(folders)}: {why}. {how}")
     plain = (json.dumps(finite_json(one.facts(names))) for one in judged)

@@ -6,6 +6,7 @@ One verdict is on these checkpoints, the other on the method (`posx.evaluation.j
 report all show one `Comparison`, so that they cannot disagree.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -139,16 +140,6 @@ class _Sides(NamedTuple):
     pairing: str
 
 
-class _Pair(NamedTuple):
-    """Two curves at one place before the verdicts: the runs, the rows that they have there, and the difference."""
-
-    numbers: tuple[int, int]
-    place: Place
-    sides: _Sides
-    rows: Sequence[Mapping[str, Any]]
-    difference: Difference
-
-
 #: A row of the table, or None for one that a run does not have.
 _Row = Mapping[str, Any] | None
 
@@ -180,7 +171,7 @@ def comparisons(
         ]
         for own in (curve.runs for curve in curves)
     ]
-    unjudged, reasons = list[_Pair](), dict[str, None]()
+    unjudged, reasons = list[tuple[Difference, Callable[..., Comparison]]](), dict[str, None]()
     for n, m in itertools.combinations(range(len(curves)), 2):
         one, other = curves[n], curves[m]
         if (one.window_of or other.window_of) and one.window_of != other.label and other.window_of != one.label:
@@ -193,12 +184,13 @@ def comparisons(
             pairs = [[_find_row(run, place) for run in side] for side in sides.runs]
             rows = [row for side in pairs for pair in side for row in pair if row is not None]
             if not (reason := _unlike(rows)):
-                unjudged.append(_Pair((n, m), place, sides, rows, _difference(place, sides, pairs)))
+                difference = _difference(place, sides, pairs)
+                unjudged.append((difference, functools.partial(_comparison, (n, m), place, sides, rows, difference)))
             else:
                 left.append(f"{one.label} and {other.label} {reason}")
         reasons |= dict.fromkeys(left)
-    verdicts = judge([pair.difference for pair in unjudged])
-    return [_comparison(pair, *two) for pair, two in zip(unjudged, verdicts, strict=True)], list(reasons)
+    verdicts = judge([difference for difference, _ in unjudged])
+    return [make(*two) for (_, make), two in zip(unjudged, verdicts, strict=True)], list(reasons)
 
 
 def _stride(row: dict[str, Any]) -> int | None:
@@ -262,7 +254,7 @@ def _unlike(rows: Sequence[Mapping[str, Any]]) -> str:
         return "have other tokenizers, so their perplexities are of other tokens"
     if all(len({row.get(name) for row in rows}) > 1 for name in ("data_digest", "targets")):
         return "were measured on other texts" + other_tokens(row["tokenizer"] for row in rows)
-    scored = {(*targets_key(row), row.get("num_targets")) for row in rows if _problem(row) == ""}
+    scored = {targets_key(row) for row in rows if _problem(row) == ""}
     if all(row.get("status") == "apart" for row in rows) and rows:
         return "scored other targets than most runs"
     if any(row.get("status") == "apart" for row in rows) or len(scored) > 1:
@@ -312,17 +304,20 @@ def _difference(place: Place, sides: _Sides, pairs: Sequence[Sequence[Sequence[_
     return difference._replace(text=None, no_interval=copies) if copies else difference
 
 
-def _comparison(pair: _Pair, checkpoints: Verdict, method: Verdict) -> Comparison:
-    """Return a comparison with its verdicts."""
-    count = "num_items" if pair.place.of_answers else "num_targets"
-    targets, text = (next((row[key] for row in pair.rows if row.get(key)), None) for key in (count, "data_digest"))
-    (ours, theirs), difference = pair.sides.runs, pair.difference
+def _comparison(
+    pair: tuple[int, int], place: Place, sides: _Sides, rows: Sequence[Mapping[str, Any]], difference: Difference,
+    checkpoints: Verdict, method: Verdict,
+) -> Comparison:  # fmt: skip
+    """Return the comparison of a pair of curves at one place, of the rows that they have there, with its verdicts."""
+    count = "num_items" if place.of_answers else "num_targets"
+    targets, text = (next((row[key] for row in rows if row.get(key)), None) for key in (count, "data_digest"))
+    ours, theirs = sides.runs
     known, over_seeds = not math.isnan(difference.mean), difference.over_seeds
     if any(run.seed == IMPORTED for run in (*ours, *theirs)):
         method = method._replace(word=NO_SEEDS)
     return Comparison(
-        pair.numbers, pair.place, (ours[0].train_len, theirs[0].train_len), (len(ours), len(theirs)),
-        pair.sides.pairing, targets, text, difference.effect()[0] if known else None,
+        pair, place, (ours[0].train_len, theirs[0].train_len), (len(ours), len(theirs)),
+        sides.pairing, targets, text, difference.effect()[0] if known else None,
         difference.effect(over_seeds) if known and over_seeds is not None else None, checkpoints, method,
         difference.no_interval or _equal(difference),
     )  # fmt: skip

@@ -239,6 +239,11 @@ def test_a_seed_that_ended_with_nan_is_not_dropped(capsys, tmp_path):
     for seed in range(3):
         shutil.rmtree(tmp_path / f"t5-L64-s{seed}")
     refused(capsys, 2, ["compare", str(tmp_path)], "rope, seed 2: ended with NaN. Train this seed again")
+    path = tmp_path / "alibi-L64-s2"
+    (path / "eval.jsonl").unlink()
+    start(path, config("alibi", train__seed=2))
+    (path / "metrics.jsonl").write_text(logged(2.0, "nan"))
+    refused(capsys, 2, ["compare", str(tmp_path)], "alibi, seed 2: ended with NaN, and 1 more. Train this seed again")
 
 
 def test_a_single_run_is_compared_with_its_own_seed(capsys, tmp_path):

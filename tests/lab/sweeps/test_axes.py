@@ -321,7 +321,7 @@ def test_axes_are_printed_as_they_can_be_typed(capsys, site, tmp_path):
     _, printed, _ = tiny.call(capsys, *words)
     typed = [shlex.split(line)[0] for line in printed.splitlines() if line.startswith(("-", "'"))]
     first = read_config_file(str(tmp_path / "axes.py")).sections()
-    again = config_named(split_words(["--config", str(site / "tiny.py"), *typed], {}))
+    again = config_named(split_words(["--config", str(site / "tiny.py"), *typed], {})[0])
     assert [job.point for job in plan(again, tmp_path)] == [job.point for job in plan(first, tmp_path)]
     assert run_config(again) == run_config(first)
     assert "--config.sweep.axes.encoding=rope(base=5),rope+alibi," in printed
