@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -138,6 +138,15 @@ class Chain(Composite):
 
     def with_parts(self, parts: dict[str, Encoding]) -> Composite:
         return Chain(tuple(parts.values()))
+
+
+def walk_chain(encoding: Encoding) -> Iterator[Encoding]:
+    """Yield the parts of a chain, of chains in it too, or the encoding itself."""
+    if isinstance(encoding, Chain):
+        for part in encoding.parts:
+            yield from walk_chain(part)
+    else:
+        yield encoding
 
 
 @dataclasses.dataclass(frozen=True)

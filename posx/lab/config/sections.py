@@ -138,8 +138,12 @@ class ModelConfig:
 
     def layers(self, encoding: Spec) -> tuple[Spec, ...]:
         """Return the spec of each layer of a run of `encoding`."""
-        cycle = [encoding if name == "encoding" else name for name in self.layer_policy]
-        return tuple(cycle[n % len(cycle)] for n in range(self.num_layers))
+        return tuple(encoding if word == "encoding" else word for word in self.words)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The word of each layer in `layer_policy`."""
+        return tuple(self.layer_policy[n % len(self.layer_policy)] for n in range(self.num_layers))
 
     @property
     def masks(self) -> tuple[Mask, ...]:

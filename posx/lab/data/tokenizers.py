@@ -2,7 +2,7 @@
 
 All classes have one interface:
 
-* `name`, `encode`, `encode_batch`, `encode_whole`, `token_bytes`, `decode` and `shown`.
+* `name`, `encode`, `encode_batch`, `encode_whole`, `token_bytes`, `decode` and `spell`.
 * `vocab_size`: ids are below it. `num_ids`: ids of a text that was tokenised elsewhere are below it.
 * `special` holds {text: id} of the special tokens.
 * `text` is the text of the file that `save` writes.

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
-from posx.contract import Chain, acting_hooks
+from posx.contract import acting_hooks, walk_chain
 from posx.encodings import Rope
 from posx.encodings.frequencies import Geometric
 from posx.lab.plots import effects, look
@@ -80,7 +80,7 @@ def _panels(subject: Subject) -> list[Draw]:
     if (match := effects.match_by_distance(subject)) is not None:
         title = "q·k of one vector as query and key"
         add(_lines, match[0], _label_heads(match[1]), train_len, title, "mean over unit vectors")
-    for part in subject.encoding.parts if isinstance(subject.encoding, Chain) else (subject.encoding,):
+    for part in walk_chain(subject.encoding):
         if isinstance(part, Rope) and part.frequencies == Geometric():  # the bound is of its frequencies
             bound = {"": effects.rope_bound(part.rotary_dim or subject.dims.head_dim, np.arange(n), part.base)}
             title = f"RoFormer's bound on q·k, base = {part.base:g}"

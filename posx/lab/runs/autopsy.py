@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from posx.contract import Chain, Encoding
+from posx.contract import Encoding, walk_chain
 from posx.encodings import from_spec, spec_text
 from posx.encodings.frequencies import Geometric
 from posx.encodings.rope import Rope
@@ -54,9 +54,8 @@ def changes(run: RunConfig, longest: int) -> list[Change]:
       run: a trained run.
       longest: window, in tokens, which is longer than L.
     """
-    train_len, given = run.train.length, from_spec(run.encoding)
-    parts = given.parts if isinstance(given, Chain) else (given,)
-    trained = next((run.layers[n] for n, kind in enumerate(_policy(run)) if kind == "encoding"), None)
+    train_len, parts = run.train.length, list(walk_chain(from_spec(run.encoding)))
+    trained = next((run.layers[n] for n, kind in enumerate(run.model.words) if kind == "encoding"), None)
     made = []
     if trained is not None and not trained.acts_on("logit_scale"):
         words = "attention that spreads over more tokens"
@@ -76,14 +75,9 @@ def changes(run: RunConfig, longest: int) -> list[Change]:
     return [*made, Change(f"window of {train_len:,}", words, masks="window")]
 
 
-def _policy(run: RunConfig) -> Iterator[str]:
-    policy = run.model.layer_policy
-    return (policy[n % len(policy)] for n in range(len(run.layers)))
-
-
 def rotations(encoding: Encoding) -> Iterator[Rope]:
     """Yield the rotations of an encoding whose angles grow with the distance without end."""
-    for part in encoding.parts if isinstance(encoding, Chain) else (encoding,):
+    for part in walk_chain(encoding):
         if type(part) is Rope:
             yield part
         elif isinstance(part, Xpos):

@@ -44,13 +44,13 @@ def change_run(run: RunConfig, encoding: str = "", masks: Sequence[str] = (), la
       ConfigError: a text is wrong, no layer would change, or the parameters do not fit the trained ones.
     """
     chosen = _choose_layers(run, encoding, layers)
-    texts, policy = [spec_text(spec) for spec in run.model.layers(run.encoding)], run.model.layer_policy
+    texts, policy = list(run.layer_texts), run.model.layer_policy
     asked, encodings, new_masks = run.asked, list(run.layers), list(run.model.masks)
     if encoding:
         for n in chosen:
             encodings[n], texts[n] = _change_encoding(encoding, run, n)
         _check_acts_on_these(encoding, encodings, run.layers)
-        main = next((texts[n] for n in chosen if policy[n % len(policy)] == "encoding"), texts[chosen[0]])
+        main = next((texts[n] for n in chosen if run.model.words[n] == "encoding"), texts[chosen[0]])
         policy = shortest_cycle(tuple("encoding" if text == main else text for text in texts))
         asked = dataclasses.replace(asked, encoding=main)
     if masks[len(chosen) :]:
@@ -86,15 +86,16 @@ def _choose_layers(run: RunConfig, encoding: str, layers: str) -> list[int]:
     """
     if layers not in LAYERS:
         raise ConfigError(f"--layers={layers} is unknown. Give all, full or window.")
-    policy, masks = run.model.layer_policy, run.model.masks
+    words, masks = run.model.words, run.model.masks
     kinds = {
-        "": lambda n: not encoding or policy[n % len(policy)] == "encoding",
+        "": lambda n: not encoding or words[n] == "encoding",
         "all": lambda n: True,
         "full": lambda n: not masks[n].window,
         "window": lambda n: bool(masks[n].window),
     }
     if not (numbers := [n for n in range(len(masks)) if kinds[layers](n)]):
-        why = f"model.layer_policy={','.join(policy)}" if not layers else f"the masks are {run.model.mask_policy}"
+        policy = ",".join(run.model.layer_policy)
+        why = f"the masks are {run.model.mask_policy}" if layers else f"model.layer_policy={policy}"
         raise ConfigError(f"--layers={layers or 'auto'}: no layer would change, because {why}. Give --layers=all.")
     field = set(parse_field(encoding) or ())
     have = {n: {f.name for value in walk_values(run.layers[n]) for f in dataclasses.fields(value)} for n in numbers}

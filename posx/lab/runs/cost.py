@@ -21,8 +21,8 @@ STARTING, COMPILING = 5.0, 3.0
 #: The fraction of the speed of matrix products at which evaluation works. Measured on 2 cores, for RoPE at widths 256
 #: and 576 and windows of 256 to 16,384 tokens: 0.66 to 0.87.
 EVALUATION_SHARE = 0.75
-#: Bytes of a process with JAX, Flax and the compiled programs of a few lengths.
-PROCESS_MEMORY = 400e6
+#: Bytes of an idle process with JAX, Flax and the compiled programs of a few lengths.
+PROCESS_MEMORY = 600e6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,14 +30,12 @@ class Pass:
     """The expected cost of scoring windows.
 
     Attributes:
-      length: of a window, in tokens.
       windows: their number.
       batch: windows in one call of the model.
       flops: of the forward passes, the padding of the last batch included.
-      memory: bytes of the process.
+      memory: bytes beside those of an idle process.
     """
 
-    length: int
     windows: int
     batch: int
     flops: float
@@ -61,11 +59,11 @@ def pass_cost(model: Model, config: EvalConfig, length: int, windows: int) -> Pa
 
     batch = max(1, config.batch_tokens // length)
     flops = batch * length * flops_per_token(model, length) / 3
-    return Pass(length, windows, batch, -(-windows // batch) * flops, _memory(model, batch * length, flops))
+    return Pass(windows, batch, -(-windows // batch) * flops, _memory(model, batch * length, flops))
 
 
 def _memory(model: Model, tokens: int, flops: float) -> float:
-    """Return the bytes of a process that scores `tokens` tokens, work of `flops`, at a time.
+    """Return the bytes that a process holds to score `tokens` tokens, work of `flops`, at a time.
 
     XLA's CPU backend keeps the input of every layer to the end. Rules that remap positions take up to a fifth more.
     """
@@ -76,7 +74,7 @@ def _memory(model: Model, tokens: int, flops: float) -> float:
     copies = max(
         2, worthwhile_devices(flops) if is_on_cpu() else 1
     )  # CPU devices share a memory. There are two while weights are read
-    return PROCESS_MEMORY + 4.0 * (copies * count(model) + layers + logits)
+    return 4.0 * (copies * count(model) + layers + logits)
 
 
 def evaluation_speed(run: RunConfig) -> float:

@@ -94,13 +94,13 @@ def layout(run: RunConfig, started: int | None = None, mesh: str = "") -> Layout
         return asked_layout(mesh, rows, run.model.kv_heads)
     if started and started <= jax.device_count() and rows % started == 0:
         return Layout(started)
-    model = _expected_model(run)
+    model = expected_model(run)
     return Layout(count_devices(rows, rows * length * flops_per_token(model, length), 16.0 * count(model)))
 
 
 def opening(run: RunConfig, layout: Layout) -> str:
     """Return one line on the model and the devices of a run that is about to start."""
-    model = _expected_model(run)
+    model = expected_model(run)
     most = "up to " if run.data.tokenizer == "bpe" else ""  # a short text has fewer tokens
     layers = zip(model.encodings, run.model.masks, strict=True)
     executors = dict.fromkeys(layer_executor(run, *layer) for layer in dict.fromkeys(layers))
@@ -147,7 +147,7 @@ def expected_cost(run: RunConfig) -> Expected:
     """Return the cost of `run`. Raises ConfigError for a tokenizer that cannot be read."""
     from posx.lab.training.step import flops_per_token
 
-    model, train = _expected_model(run), run.train
+    model, train = expected_model(run), run.train
     tokens = train.steps * train.batch_size * train.length
     checks = (train.steps - 1) // train.stop_check_steps if train.stop_check_steps else 0
     rows, protocols = row_flops(run), run_protocols(run.eval, train.length)
@@ -168,7 +168,7 @@ def row_flops(run: RunConfig) -> dict[tuple[str, int], float]:
     """
     from posx.lab.training.step import flops_per_token
 
-    model, costs = _expected_model(run), dict[tuple[str, int], float]()
+    model, costs = expected_model(run), dict[tuple[str, int], float]()
     passes = set[tuple[int, int, int]]()
     for protocol, lengths in run_protocols(run.eval, run.train.length):
         for length in protocol.required_lengths(lengths, functools.partial(is_defined, model)):
@@ -195,7 +195,7 @@ def describe(run: RunConfig, mesh: str = "") -> str:
     """
     from posx.lab.training.layout import check_mesh
 
-    model, cost, on_mesh = _expected_model(run), expected_cost(run), ""
+    model, cost, on_mesh = expected_model(run), expected_cost(run), ""
     most = "at most " if run.train.stop_check_steps else ""
     masked = ", 15 % of them masked" if run.train.objective == "masked" else ""
     if mesh:
@@ -281,7 +281,7 @@ def _activations(run: RunConfig, model: Model, data: int = 1, heads: int = 1, ag
     return 4 * (tokens * kept + 2 * min(tokens * model.vocab_size, LARGEST_LOGITS))
 
 
-def _expected_model(run: RunConfig) -> Model:
+def expected_model(run: RunConfig) -> Model:
     """Return the model of a run whose text is not read yet."""
     if run.data.is_task:
         return make_run_model(run, parse_task(run.data.task).vocab_size)

@@ -263,7 +263,7 @@ class RunFolder:
         processes.on_first(mark)
 
     def mark_done(self, run: RunConfig, num_rows: int, step: int) -> None:
-        """Write `DONE` for `run`, as `finished` reads it. Raises WorkdirError if the folder was emptied meanwhile.
+        """Write `DONE` for `run`, as `is_finished` reads it. Raises WorkdirError if the folder was emptied meanwhile.
 
         Args:
           run: its settings.

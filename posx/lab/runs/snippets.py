@@ -12,7 +12,6 @@ import math
 import string
 import textwrap
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,16 @@ import jax.numpy as jnp
 import numpy as np
 
 import posx
-from posx.contract import Chain, Dims, Encoding, Params, abstract_params, acting_hooks, distance_terms, walk_values
+from posx.contract import (
+    Dims,
+    Encoding,
+    Params,
+    abstract_params,
+    acting_hooks,
+    distance_terms,
+    walk_chain,
+    walk_values,
+)  # fmt: skip
 from posx.encodings import ENCODINGS, encoding_name, spec_text
 from posx.encodings.frequencies import FrequencyRule, Geometric
 from posx.encodings.rope import Rope
@@ -227,15 +235,6 @@ def read_tables(
     if (size := max((table.size for table in tables.values()), default=0)) > MOST_NUMBERS:
         raise ConfigError(f"--length={length}: a table would have {size:,} numbers. Give a shorter length.")
     return words, tables
-
-
-def walk_chain(encoding: Encoding) -> Iterator[Encoding]:
-    """Yield the parts of a chain, of chains in it too, or the encoding itself."""
-    if isinstance(encoding, Chain):
-        for part in encoding.parts:
-            yield from walk_chain(part)
-    else:
-        yield encoding
 
 
 def refused_hook(part: Encoding, dims: Dims) -> str:

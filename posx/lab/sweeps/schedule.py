@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from posx.lab.runs.cost import COMPILING
+from posx.lab.runs.cost import COMPILING, PROCESS_MEMORY
 from posx.machine.cores import equal_parts
 
 #: Seconds that a training step takes longer on several devices than its share of the work, as they wait for each other.
@@ -25,8 +25,8 @@ START = 10.0
 CORE_SPEED = 4e10
 #: The fraction of a core's time that is left if processes take turns on it, since each evicts the data of the last.
 TURNS = 0.97
-#: Bytes of an idle process with compiled programs, and the fraction of the memory that all processes may take.
-PROCESS_MEMORY, MEMORY_SHARE = 600e6, 0.8
+#: The fraction of the memory that all processes may take.
+MEMORY_SHARE = 0.8
 
 
 class Cost(NamedTuple):

@@ -17,9 +17,9 @@ from posx.lab.files import lines
 from posx.lab.files.atomic import write_json
 from posx.lab.files.checksums import with_checksum
 from posx.lab.files.rows import result_text
-from posx.lab.runs.cost import STARTING
+from posx.lab.runs.cost import STARTING, pass_cost
 from posx.lab.runs.damage import Damage, damages
-from posx.lab.runs.describe import Expected, expected_cost, row_flops
+from posx.lab.runs.describe import Expected, expected_cost, expected_model, row_flops
 from posx.lab.runs.folder import RunFolder
 from posx.lab.runs.requests import Request
 from posx.lab.runs.text import with_saved_tokenizer
@@ -164,8 +164,10 @@ class Evaluation(_Task):
             flops = sum(
                 n for row, n in self._row_flops.items() if row not in stored and expected.eval_flops is not None
             )
+            model = expected_model(with_saved_tokenizer(self.folder, self.run))
+            memory = max((pass_cost(model, self.run.eval, length, 1).memory for length in missing), default=0.0)
             return Cost(
-                expected.slower * flops, len(missing), expected.memory, seed=self.run.train.seed, speed=self.speed,
+                expected.slower * flops, len(missing), memory, seed=self.run.train.seed, speed=self.speed,
                 start=STARTING,
             )  # fmt: skip
         return Cost(0.0, 0, 0.0)

@@ -220,7 +220,7 @@ class MetricsLog:
         self.schedule = learning_rate(run.train)
         self.flops_per_token = flops_per_token(model, run.train.length)
         place, dtype = cache_folder(run.data) / "machine", run.model.dtype
-        self.ceiling = machine_ceiling(place, dtype) if folder.is_written else math.nan  # `logged` waits for it
+        self.ceiling = machine_ceiling(place, dtype) if folder.is_written else math.nan  # `logged_rows` waits for it
         self.attempt = 1 + max((row["attempt"] for row in folder.logged_rows()), default=0)
         self.clock = 0.0  # set when the first step has compiled
         self.start: dict[str, Any] = {}  # goes into the first row

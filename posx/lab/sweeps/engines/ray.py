@@ -18,9 +18,10 @@ from typing import Any
 from posx.errors import ConfigError
 from posx.lab import interrupts
 from posx.lab.files.locks import holder
+from posx.lab.runs.cost import PROCESS_MEMORY
 from posx.lab.runs.folder import RunFolder
 from posx.lab.sweeps.engines.local import STOP_SECONDS, Engine, RemoteCommand, Worker, finish, stop
-from posx.lab.sweeps.schedule import PROCESS_MEMORY, Schedule, one_or_more
+from posx.lab.sweeps.schedule import Schedule, one_or_more
 from posx.lab.sweeps.tasks import Task
 from posx.notices import say
 

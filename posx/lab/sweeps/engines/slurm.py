@@ -22,9 +22,9 @@ from typing import Any
 from posx.errors import ConfigError, PosxError, Stopped, WorkdirError
 from posx.lab.files.atomic import is_alive, write_json
 from posx.lab.files.lines import parse_json
+from posx.lab.runs.cost import PROCESS_MEMORY
 from posx.lab.runs.folder import RunFolder
 from posx.lab.sweeps.engines.local import STARTS, Engine, RemoteCommand, finish, log_file, stop
-from posx.lab.sweeps.schedule import PROCESS_MEMORY
 from posx.lab.sweeps.tasks import Job
 from posx.notices import say
 
