@@ -9,14 +9,16 @@ looked up as text (`getattr`, `exec`) are not followed, nor is the code of posx,
 from __future__ import annotations
 
 import ast
+import contextlib
 import dis
 import functools
 import hashlib
 import importlib.util
 import inspect
+import os
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -30,6 +32,9 @@ _HOLDERS = {
     MethodType: ("__func__", "__self__"),
     **dict.fromkeys((functools.partial, functools.partialmethod), ("func", "args", "keywords")),
 }
+
+#: Attributes of an object with `__wrapped__` that hold functions: that of jax.custom_vjp has its gradient beside it.
+_WRAPPED = ("__wrapped__", "fwd", "bwd", "jvp", "vmap_rule")
 
 #: The digests of the classes seen so far.
 _DIGESTS: dict[type, str] = {}
@@ -83,14 +88,25 @@ class _Reached:
 
     def _object_form(self, value: Any) -> Any:
         kind = type(value)
-        if names := _HOLDERS.get(kind) or ("__wrapped__",) * hasattr(value, "__wrapped__"):
+        names = _HOLDERS.get(kind) or [
+            name for name in _WRAPPED if hasattr(value, "__wrapped__") and hasattr(value, name)
+        ]
+        if names:
             return [kind.__name__, *(self.form(getattr(value, name)) for name in names)]
         if hasattr(value, "__array__"):
             array = np.asarray(value)
             return [array.dtype.str, array.shape, array.tobytes()]
         if isinstance(value, SimpleNamespace) or self._is_own(kind.__module__):
             return [self.form(kind), self.form(object.__getstate__(value))]  # its dictionary and slots
-        return kind.__qualname__
+        return [kind.__qualname__, *self._stored_forms(value)]
+
+    def _stored_forms(self, value: Any) -> list[Any]:
+        """Return the forms of what pickle stores of a value; [] for a path, which moves, and if pickle refuses it."""
+        with contextlib.suppress(Exception):
+            stored = () if isinstance(value, os.PathLike) else value.__reduce_ex__(2)
+            parts = (stored,) if isinstance(stored, str) else stored[1:]
+            return [self.form(list(part) if isinstance(part, Iterator) else part) for part in parts]
+        return []
 
     def _class_form(self, cls: type) -> Any:
         if not self._is_own(cls.__module__):
@@ -179,7 +195,16 @@ def _source(thing: Any) -> Any:
         return _syntax(ast.parse(textwrap.dedent(inspect.getsource(thing))))
     except (OSError, TypeError, SyntaxError):
         codes = _codes(thing) if isinstance(thing, CodeType) else ()  # methods are digested as members
-        return [(code.co_code, code.co_names, [c for c in code.co_consts if isinstance(c, _PLAIN)]) for code in codes]
+        return [(code.co_code, code.co_names, code.co_varnames, _constants(code.co_consts)) for code in codes]
+
+
+def _constants(values: Iterable[Any]) -> list[Any]:
+    """Return the constants of a compiled function but for inner functions, in a form that all processes share."""
+    held = (value for value in values if not isinstance(value, CodeType))
+    return [
+        _constants(sorted(x, key=repr) if isinstance(x, Set) else x) if isinstance(x, tuple | Set) else repr(x)
+        for x in held
+    ]
 
 
 def _syntax(node: Any) -> Any:

@@ -24,7 +24,8 @@ MORE_CHANGES = 32
 REPEATS, ROWS = 4, 8
 #: Calls in which all ids of the windows may be tried as the target of one place.
 MOST_CALLS = 4
-#: Changes of a log-probability x, in nats, that may be rounding: ROUGH + ROUGH * |x|. Smaller than QUIET are none.
+#: Changes of a log-probability x, in nats, that may be rounding, of bfloat16 too: ROUGH + ROUGH * |x|. Smaller than
+#: QUIET are none.
 ROUGH, QUIET = 0.02, 1e-6
 
 
@@ -49,7 +50,7 @@ class _Change:
         return float(self.moved[self.places == place].max(initial=0.0))
 
 
-def check_log_probs(log_probs: LogProbs, tokens: Any) -> None:
+def check_log_probs(log_probs: LogProbs, tokens: Any, rough: float = ROUGH) -> None:
     """Raise ConfigError if a function cannot give log-probabilities of the next token; see `posx.evaluate`.
 
     Finds functions that see later tokens, other windows of the batch, or the token that they predict. Finds those whose
@@ -60,6 +61,7 @@ def check_log_probs(log_probs: LogProbs, tokens: Any) -> None:
     Args:
       log_probs: any model as a function, as `posx.evaluate` takes it.
       tokens: windows [b, t], or one [t]. A b of 10 or more takes two calls, and up to 4 more for logarithms.
+      rough: changes of a log-probability x up to rough + rough * |x| nats count as rounding.
 
     Raises:
       ConfigError: with the fault.
@@ -73,15 +75,15 @@ def check_log_probs(log_probs: LogProbs, tokens: Any) -> None:
     count = min(max(len(tokens) // 2 - 1, 1), MOST_CHANGES)
     inner = [(int(at), n) for n, at in enumerate(np.linspace(0, last, count + 2)[1:-1].round()) if 0 < at < last]
     of_last = [(last, n) for n in range(min(count, others))]
-    values, changes = _try_changes(log_probs, tokens, known, [*of_last, *inner])
+    values, changes = _try_changes(log_probs, tokens, known, [*of_last, *inner], rough)
     whole = values[0].ndim == 2
     if len(tokens) > 1:
-        _check_rows(log_probs, tokens, changes[0].places, values[1])
+        _check_rows(log_probs, tokens, changes[0].places, values[1], rough)
     _check_causal(changes, whole)
     if _is_shifted(changes, last, whole):
         tries = min(MOST_CHANGES if whole else MORE_CHANGES, (last - 1) * others)
         more = [(1 + n % (last - 1), n // (last - 1)) for n in range(tries)]
-        if _is_shifted(_try_changes(log_probs, tokens, known, more)[1], last, whole):
+        if _is_shifted(_try_changes(log_probs, tokens, known, more, rough)[1], last, whole):
             raise ConfigError(
                 "log_probs is not shifted: its entries (b, i) are of tokens[b, i], not of the next token, "
                 "tokens[b, i + 1]. Leave out the first column of its result."
@@ -113,7 +115,7 @@ def check_first_windows(log_probs: LogProbs, stream: np.ndarray, lengths: Sequen
 
 
 def _try_changes(
-    log_probs: LogProbs, tokens: np.ndarray, known: np.ndarray, ends: Sequence[tuple[int, int]]
+    log_probs: LogProbs, tokens: np.ndarray, known: np.ndarray, ends: Sequence[tuple[int, int]], rough: float
 ) -> tuple[list[np.ndarray], list[_Change]]:
     """Replace each end of the first window, given as (position, n), by the n-th other tokens of `known`.
 
@@ -135,19 +137,21 @@ def _try_changes(
         values += [_read(result, row, places) for row in range(min(batch, len(rows) - len(values)))]
     noise = float(_distance(values[0], values[1]).max())
     pairs = zip(positions, values[2:], strict=True)
-    return values, [_change(int(position), places, values[0], after, noise) for position, after in pairs]
+    return values, [_change(int(position), places, values[0], after, noise, rough) for position, after in pairs]
 
 
 def _read(result: Any, row: int, places: np.ndarray) -> np.ndarray:
     return host(result[row, places]).astype(np.float32)
 
 
-def _change(position: int, places: np.ndarray, before: np.ndarray, after: np.ndarray, noise: float) -> _Change:
+def _change(
+    position: int, places: np.ndarray, before: np.ndarray, after: np.ndarray, noise: float, rough: float
+) -> _Change:
     """Compare the entries of a window before and after a change. Repeating a call moves them by `noise`."""
     moved = _distance(before, after)
-    rough = ROUGH + ROUGH * np.abs(np.where(np.isfinite(before), before, 0.0)) + 4 * noise
+    most = rough + rough * np.abs(np.where(np.isfinite(before), before, 0.0)) + 4 * noise
     per_place = [
-        np.where(moved > least, moved, 0.0).reshape(len(places), -1).max(axis=1) for least in (QUIET + noise, rough)
+        np.where(moved > least, moved, 0.0).reshape(len(places), -1).max(axis=1) for least in (QUIET + noise, most)
     ]
     return _Change(position, places, *per_place)
 
@@ -191,14 +195,14 @@ def _is_shifted(changes: Sequence[_Change], last: int, whole: bool) -> bool:
     return not any(needed) and any(others)
 
 
-def _check_rows(log_probs: LogProbs, tokens: np.ndarray, places: np.ndarray, before: np.ndarray) -> None:
+def _check_rows(log_probs: LogProbs, tokens: np.ndarray, places: np.ndarray, before: np.ndarray, rough: float) -> None:
     """Refuse entries of the first window that change when the other rows are not copies of it, but other windows."""
     noise, entries = 0.0, list[np.ndarray]()
     for _ in range(1 + REPEATS):
         result = call_log_probs(log_probs, np.roll(tokens, 1, axis=0))
         entries.append(np.stack([_read(result, n, places) for n in range(min(len(tokens), ROWS))]))
         noise = max(noise, float(_distance(entries[0], entries[-1]).max()))
-        most = _change(0, places, before, entries[0][1], noise).excess.max()
+        most = _change(0, places, before, entries[0][1], noise, rough).excess.max()
         if not most:
             return
     raise ConfigError(

@@ -209,6 +209,16 @@ def scaled(f):
         (f"{SCALED}\n@scaled\ndef f(x):\n    return x", "helper.f(x)", "1.0", "2.0"),
         ("import jax\n@jax.jit\ndef f(x):\n    return x + 1", "helper.f(x)", "x + 1", "x + 2"),
         ("import functools\nf = functools.partial(max, 1.0)", "helper.f(x)", "1.0", "2.0"),
+        ("import jax\n@jax.custom_vjp\ndef f(x):\n    return x\nf.defvjp(lambda x: (x, None), lambda r, g: (1.0 * g,))",
+         "helper.f(x)", "1.0", "2.0"),
+        ("import jax\n@jax.custom_jvp\ndef f(x):\n    return x\nf.defjvp(lambda x, t: (x[0], 1.0 * t[0]))",
+         "helper.f(x)", "1.0", "2.0"),
+        ("K = {\n    'poly': lambda x: sum([1.0, 0.1, 0.0]) * x,\n}", "helper.K['poly'](x)", "0.1", "0.2"),
+        ("import jax\nf = jax.jit(\n    lambda x: x.clip(min=8.0))", "helper.f(x)", "min", "max"),
+        ("R = range(2, 6)", "helper.R[0] * x", "6", "9"),
+        ("from fractions import Fraction\nF = Fraction(1, 3)", "helper.F * x", "1, 3", "2, 3"),
+        ("from collections import deque\nD = deque([1, 2])", "helper.D[0] * x", "1, 2", "1, 9"),
+        ("from numpy.polynomial import Polynomial\nP = Polynomial([0, 1])", "helper.P(x)", "0, 1", "0, 7"),
         ("C = {'s': [1.0, 2.0]}\nC['itself'] = C", "helper.C['s']", "1.0", "3.0"),
     ],
 )  # fmt: skip
@@ -216,6 +226,17 @@ def test_source_digest_changes_with_every_kind_of_value(tmp_path, monkeypatch, h
     assert _digest_with(tmp_path / "a", monkeypatch, "helper", helper, used) != _digest_with(
         tmp_path / "b", monkeypatch, "helper", helper.replace(old, new), used
     )
+
+
+def test_source_digest_of_equal_files_in_two_places_is_equal(tmp_path, monkeypatch):
+    """Objects at other addresses and paths of other folders are no other code."""
+    helper = (
+        "import collections, fractions, logging, pathlib, re, threading\nHERE = pathlib.Path(__file__).parent\n"
+        "ALL = [HERE, range(3), fractions.Fraction(1, 3), re.compile('a+'), threading.Lock(), logging.getLogger('x'), "
+        "collections.Counter('aab'), {'f': lambda x: (x, 'a' in {'a', 'b', 'c'})}, object()]"
+    )
+    digests = {_digest_with(tmp_path / name, monkeypatch, "helper", helper, "helper.ALL") for name in "ab"}
+    assert len(digests) == 1
 
 
 def test_source_digest_follows_submodules(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ import numpy as np
 
 from posx.encodings import code_of
 from posx.errors import ConfigError
-from posx.evaluation.probe import check_log_probs
+from posx.evaluation.probe import ROUGH, check_log_probs
 from posx.evaluation.protocols import BeginEveryWindow, Nonoverlapping
 from posx.evaluation.scoring import Measured, Scored
 from posx.lab import interrupts
@@ -41,6 +41,8 @@ from posx.notices import say
 
 #: Windows on which a model with the user's own code is checked.
 _CHECKED = 2
+#: Changes of a log-probability x of a float32 model that may be rounding: up to this and this times |x|, in nats.
+FLOAT32_ROUGH = 1e-3
 #: Tokens of training text that are counted at a time.
 _COUNTED = 1 << 24
 
@@ -87,7 +89,7 @@ def check_own_code(run: RunConfig, model: Model, params: Any, dataset: Dataset) 
         windows = stream[np.minimum(length * np.arange(_CHECKED)[:, None] + np.arange(length + 1), len(stream) - 1)]
     whole = jax.jit(lambda tokens: jax.nn.log_softmax(model.at_length(length)(params, tokens[:, :-1], pos)))
     try:
-        check_log_probs(whole, windows)
+        check_log_probs(whole, windows, FLOAT32_ROUGH if run.model.dtype == "float32" else ROUGH)
     except ConfigError as error:
         what = str(error).replace("log_probs sees", "it sees").partition(" Entry (b, i)")[0]
         names = ", ".join(code_of(model.encodings))
