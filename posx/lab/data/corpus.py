@@ -105,7 +105,8 @@ def find_source(config: DataConfig, training: bool = True) -> Source:
     if train and held_out and (shared := set(train.paths) & set(held_out.paths)):
         raise DataError(
             f"'{min(shared)}' is both training and validation text. To score all of it with `posx evaluate`, name it "
-            "as --config.data.validation alone. To train on a part of it, leave data.validation out."
+            "as --config.data.validation alone if the model is imported. If it was trained on this text, name a copy: "
+            "the loss is one of training. To train on a part of it, leave data.validation out."
         )
     for key, part in source.parts.items():
         _check_one_kind(key, part)

@@ -107,7 +107,7 @@ def chunks(documents: Sequence[Document]) -> Iterator[Sequence[Document]]:
 
 
 def _passages(documents: Sequence[Document], bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a hash of each chosen passage, uint64 [n], and the bytes of text that each stands for, int64 [n]."""
+    """Return a hash of each chosen passage, uint64 [n], and the bytes of text that each stands for, float64 [n]."""
     plain = [_plain(document) for document in documents]
     gap = b"\n" * PASSAGE  # no passage goes from one document into the next
     text = gap.join([*plain, b""])
@@ -116,17 +116,19 @@ def _passages(documents: Sequence[Document], bits: int) -> tuple[np.ndarray, np.
     blocks = range(0, len(text) - PASSAGE, _BLOCK)
     chosen = [at + np.flatnonzero(eights[at : at + _BLOCK] * _MIX < last) for at in blocks]
     long = np.concatenate([np.zeros(0, np.int64), *chosen])
-    long = long[long < len(text) - PASSAGE]
-    long = long[np.frombuffer(text, np.uint8)[long + PASSAGE - 1] != ord("\n")]
     sizes = np.array([len(one) for one in plain], np.int64)
     starts = np.cumsum(sizes + PASSAGE) - sizes - PASSAGE
+    of_document = np.searchsorted(starts, long, side="right") - 1
+    whole = long - starts[of_document] <= sizes[of_document] - PASSAGE
+    long, of_document = long[whole], sizes[of_document[whole]]
     short = (sizes >= SHORTEST) & (sizes < PASSAGE)
     places = np.concatenate([long, starts[short]])
     hashes = np.zeros(len(places), np.uint64)
     for step in range(0, PASSAGE, 8):
         hashes = (hashes ^ eights[places + step]) * _MIX
         hashes ^= hashes >> np.uint64(29)
-    return hashes, np.concatenate([np.full(len(long), 1 << bits), sizes[short]])
+    all_passages = of_document - PASSAGE + 1  # of the document: together they stand for all of its bytes
+    return hashes, np.concatenate([(1 << bits) * of_document / all_passages, sizes[short]])
 
 
 def _plain(document: Document) -> bytes:

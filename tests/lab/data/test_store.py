@@ -299,6 +299,14 @@ def test_overlap_of_common_short_passages_is_none():
     assert overlap(common[:3], common[:3]) == 0
 
 
+@pytest.mark.parametrize("size", [40, 127, 128, 129, 140, 160, 200, 300, 500, 3000])
+def test_overlap_of_documents_of_any_size_is_their_share(size):
+    """Half of the held-out text is in the training text too."""
+    letters = np.random.default_rng(size).integers(97, 123, 400_000, dtype=np.uint8).tobytes().decode()
+    documents = [letters[n : n + size] for n in range(0, 200_000, size)]
+    assert overlap(documents, [*documents, letters[200_000:]]) == pytest.approx(0.5, abs=0.05)
+
+
 def test_little_held_out_text_is_a_warning(tmp_path, config, texts):
     (warning,) = prepare(config).warnings
     assert re.match(r"warning: only [\d,]+ bytes of text in \d documents? are held out", warning)

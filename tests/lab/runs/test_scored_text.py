@@ -69,7 +69,7 @@ def test_equal_targets_have_one_name(imported, held, workdir, site, tmp_path):
 
 
 def test_one_folder_for_both_says_what_to_do(imported, held):
-    message = "both training and validation text. To score all of it .* name it as --config.data.validation alone"
+    message = "both training and validation text. To score all of it .* name it as --config.data.validation alone if"
     with pytest.raises(DataError, match=message):
         imported(source=str(held), validation=str(held))
 
