@@ -372,6 +372,21 @@ def test_runs_on_different_targets_are_called_incomparable(tmp_path: pathlib.Pat
     assert "different" not in table_of(made[:1]) + table_of([row("rope", 64), row("alibi", 64)])
 
 
+@pytest.mark.parametrize(
+    ("of_one", "of_other", "comparable"),
+    [
+        ({"max_targets": 0}, {}, True),
+        ({"max_targets": 0}, {"num_bytes": 9000}, False),
+        ({"max_targets": 8192}, {}, False),
+    ],
+)
+def test_bits_per_byte_of_two_tokenizers_are_compared_on_one_whole_text(of_one, of_other, comparable) -> None:
+    made = [row("rope", 64, **of_one), row("alibi", 64, tokenizer="bpe", **of_one | of_other)]
+    table = table_of(made)
+    assert "different tokenizers: perplexities are not comparable" in table
+    assert ("nor are bits per byte" in table) != comparable
+
+
 def test_rows_on_other_targets_are_left_out_and_named(tmp_path: pathlib.Path) -> None:
     """A run measured before targets were spread, and again after: the new rows are one curve, the old ones another."""
     old = [row("alibi", length, targets="0f", ppl=9.0) for length in (64, 128)]

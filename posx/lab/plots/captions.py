@@ -79,7 +79,10 @@ def no_intervals(points: Sequence[tuple[str, Point]]) -> list[str]:
 def mixture(rows: pd.DataFrame) -> str:
     """Return a warning if numbers of different texts, tokenizers or targets are compared, else an empty string."""
     if len(set(rows.tokenizer) - {""}) > 1:
-        return "different tokenizers: perplexities are not comparable"
+        # Their equal numbers of targets end at different places of the text.
+        parts = (rows.max_targets > 0).any() or (rows.groupby("protocol").num_bytes.nunique() > 1).any()
+        also = ", nor are bits per byte: score one whole text with --num_targets=0" if parts else ""
+        return f"different tokenizers: perplexities are not comparable{also}"
     texts = rows[rows.data_digest != ""].groupby("data_digest").targets.agg(set)
     if len(texts) > 1 and not set.intersection(*texts):
         return f"different corpora{other_tokens(rows.tokenizer)}: not comparable"
