@@ -16,7 +16,7 @@ TEXT = np.random.default_rng(0).normal(1.5, 0.1, BLOCKS)  # how hard each block 
 def cells(encoding, seeds, at_train, at_double):
     """Return cells whose mean losses at L and at 2 L are these, seed by seed."""
     return [
-        dict.fromkeys(board.SETTING) | {"encoding": encoding, "seed": seed, "train_len": 64, "settings": {}, "rows": [
+        {"encoding": encoding, "seed": seed, "train_len": 64, "settings": {}, "rows": [
             row(at_train[seed], 64), row(at_double[seed], 128),
         ]}
         for seed in seeds

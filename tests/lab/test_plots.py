@@ -380,7 +380,7 @@ def test_runs_on_different_targets_are_called_incomparable(tmp_path: pathlib.Pat
         ({"max_targets": 8192}, {}, False),
     ],
 )
-def test_bits_per_byte_of_two_tokenizers_are_compared_on_one_whole_text(of_one, of_other, comparable) -> None:
+def test_bits_per_byte_of_two_tokenizers_need_one_whole_text(of_one, of_other, comparable) -> None:
     made = [row("rope", 64, **of_one), row("alibi", 64, tokenizer="bpe", **of_one | of_other)]
     table = table_of(made)
     assert "different tokenizers: perplexities are not comparable" in table
