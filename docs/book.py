@@ -22,7 +22,7 @@ from typing import Any
 from docs.tracked import DIMS, GROUPS, TEXTS, paper, table
 from experiments import tables
 from experiments.leaderboard import leaderboard
-from experiments.tables import HERE, load
+from experiments.tables import HERE, load, over_nope
 from posx.contract import Encoding, parts
 from posx.encodings import ENCODINGS, build, encoding_name, from_spec
 from posx.lab import plots, report
@@ -115,7 +115,7 @@ _cells = functools.cache(leaderboard.load_cells)
 @functools.cache
 def _board() -> dict[str, list[str]]:
     """Return the cells of the leaderboard's table by entry, under "" its headings."""
-    text = leaderboard.table(_cells(), leaderboard.step_times(load("leaderboard", file="steps.jsonl")))
+    text = leaderboard.table(_cells(), over_nope(load("leaderboard", file="steps.jsonl")))
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
     return {"": rows[0], **{row[0].strip("`"): row for row in rows[2:]}}
 
