@@ -43,6 +43,8 @@ FACTS = (
     "run_id", "hash", "encoding", "layers", "train_len", "seed", "step", "weights", "tokenizer", "data_source",
     "data_digest", "own_text", "settings", "code",
 )  # fmt: skip
+#: The facts that the seeds of one setting share.
+SHARED = ("train_len", "step", "data_digest", "num_params")
 WINDOWS, SLIDING = "nonoverlapping", "sliding"
 
 
@@ -124,6 +126,7 @@ def by_setting(runs: Iterable[Run]) -> dict[str, list[Run]]:
     found: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: run["seed"]):
         settings = {name: value for name, value in run["settings"].items() if name != "train.seed"}
+        settings |= {name: run.get(name) for name in SHARED}
         found[run["encoding"], json.dumps(settings, sort_keys=True)].append(run)
     if len({encoding for encoding, _ in found}) < len(found):
         raise SystemExit("these runs differ in more than their encoding and seed: use the script of their study")

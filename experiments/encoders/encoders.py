@@ -91,9 +91,8 @@ def rates(runs: Sequence[Run]) -> str:
     found: dict[tuple[str, tuple[float, ...]], dict[float, Run]] = {}
     for run in first:
         if times[run["encoding"]] > 1:
-            found.setdefault((run["encoding"], multipliers_of(run) or (1.0,)), {})[
-                run["settings"]["train.learning_rate"]
-            ] = run
+            by_rate = found.setdefault((run["encoding"], multipliers_of(run) or (1.0,)), {})
+            by_rate[run["settings"]["train.learning_rate"]] = run
     columns = sorted({rate for by_rate in found.values() for rate in by_rate})
     body = []
     for (name, multipliers), by_rate in sorted(found.items(), key=lambda item: item[0]):

@@ -44,15 +44,20 @@ class _Task:
         return self.folder.path.name
 
     @functools.cached_property
+    def _readable_run(self) -> RunConfig:
+        """The run with the tokenizer that its folder may hold. Raises PosxError if that is damaged."""
+        return with_saved_tokenizer(self.folder, self.run)
+
+    @functools.cached_property
     def expected_cost(self) -> Expected:
-        """The cost of the whole run, whose tokenizer its folder may hold. Raises PosxError if it is not known."""
-        return expected_cost(with_saved_tokenizer(self.folder, self.run))
+        """The cost of the whole run. Raises PosxError if it is not known."""
+        return expected_cost(self._readable_run)
 
     @functools.cached_property
     def _row_flops(self) -> dict[tuple[str, int], float]:
         """The operations behind each required row, by protocol and length; none if the folder does not tell them."""
         with contextlib.suppress(PosxError):
-            return row_flops(with_saved_tokenizer(self.folder, self.run))
+            return row_flops(self._readable_run)
         return {}
 
     def part_of_rows(self, before: int = 0) -> float:
@@ -164,7 +169,7 @@ class Evaluation(_Task):
             flops = sum(
                 n for row, n in self._row_flops.items() if row not in stored and expected.eval_flops is not None
             )
-            model = expected_model(with_saved_tokenizer(self.folder, self.run))
+            model = expected_model(self._readable_run)
             memory = max((pass_cost(model, self.run.eval, length, 1).memory for length in missing), default=0.0)
             return Cost(
                 expected.slower * flops, len(missing), memory, seed=self.run.train.seed, speed=self.speed,
