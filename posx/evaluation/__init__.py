@@ -84,6 +84,7 @@ def evaluate(
 
       * protocol, eval_len and stride in tokens, targets (a name of the set of scored tokens).
       * num_targets, num_stretches, num_documents, num_windows, num_bytes, num_separators.
+      * own_context: the share of the tokens before the targets, in their windows, that are of the same document.
       * nll in nats a token, nll_interval (95 % over text), ppl, bpb (over the targets that are text).
       * block_len in targets, block_nll (the sum over each block, in nats).
       * status: "ok", "oom", "nonfinite" or "undefined".

@@ -13,7 +13,7 @@ from posx.errors import DataError
 from posx.evaluation.scoring import Measured, Scored
 from posx.evaluation.settings import EvalConfig
 from posx.evaluation.statistics import BLOCK_LEN, block_sums, few_places, interval, stored_perplexity
-from posx.evaluation.targets import Targets
+from posx.evaluation.targets import Targets, document_starts, own_context
 
 Row = dict[str, Any]
 
@@ -128,10 +128,13 @@ class Protocol(abc.ABC):
         known, ids = model.token_bytes, model.separators
         text = ~np.isin(targets.tokens, [] if ids is None else ids)
         num_bytes = None if known is None else int(targets.select(known).sum(dtype=np.int64))
+        own = None  # hidden tokens are seen from both sides
+        if model.documents is not None and targets.hidden is None:
+            own = round(own_context(scored.windows, 1 + document_starts(model.documents, len(model.stream))), 4)
         row: Row = {
             "protocol": self.name, "eval_len": length, "stride": stride, "status": scored.status,
             "max_targets": self.num_targets, "num_targets": targets.count,
-            "num_stretches": len(targets.sizes), "num_documents": targets.num_documents,
+            "num_stretches": len(targets.sizes), "num_documents": targets.num_documents, "own_context": own,
             "num_windows": len(scored.windows), "num_bytes": num_bytes,
             "num_separators": None if ids is None else targets.count - int(text.sum()), "targets": targets.digest,
             "nll": None, "nll_interval": None, "ppl": None, "bpb": None, "block_len": BLOCK_LEN,

@@ -161,6 +161,22 @@ def with_ends(documents: Any, stream: np.ndarray, separators: Any) -> Any:
     return Documents(starts, ends - np.isin(stream[ends - 1], separators))
 
 
+def own_context(windows: np.ndarray, starts: np.ndarray) -> float:
+    """Return the share of the tokens before the targets, in their windows, that are of the document of the target.
+
+    Args:
+      windows: [n, 3], as `Targets.windows`.
+      starts: [d] places in the stream at which documents start, increasing. No target is before the first.
+    """
+    own = seen = 0
+    for window, low, high in windows:
+        columns = np.arange(low, high)
+        places = window + 1 + columns
+        since = places - starts[np.searchsorted(starts, places, side="right") - 1]
+        own, seen = own + int(np.minimum(columns + 1, since).sum()), seen + int((columns + 1).sum())
+    return own / seen
+
+
 def _middles(edges: np.ndarray, count: int) -> np.ndarray:
     """Return the middles of `count` equal shares of the documents between `edges`.
 

@@ -55,6 +55,21 @@ def test_documents_are_counted_if_stretches_touch_some():
     assert row["num_documents"] is None
 
 
+@pytest.mark.parametrize("lengths", [[300, 20, 7, 500, 1, 96], [1000], [5] * 200])
+def test_own_context_is_that_of_the_document_of_a_target(lengths):
+    """Counted token by token. The first token of the stream is of no document."""
+    count, length = sum(lengths), 64
+    document = np.repeat(np.arange(-1, len(lengths)), [1, *lengths])
+    own = seen = 0
+    for target in range(1, count + 1):
+        context = document[target - 1 - (target - 1) % length : target]
+        own, seen = own + int((context == document[target]).sum()), seen + len(context)
+    for begins, expected in ((1 + np.cumsum([0, *lengths[:-1]]), pytest.approx(own / seen, abs=6e-5)), (None, None)):
+        stream = np.arange(count + 1) % 7
+        (row,) = evaluate(lambda t: np.full(t.shape, -2.0), stream, Nonoverlapping(), [length], documents=begins)
+        assert row["own_context"] == expected
+
+
 def test_a_stretch_holds_whole_windows_of_the_longest_length():
     _, starts = scored(400_000, Nonoverlapping(65536), (64, 5000))
     assert {blocks * BLOCK for _, blocks in stretches(starts)[:-1]} == {5120}

@@ -105,6 +105,12 @@ def test_unlike_levels_without_context_are_a_note() -> None:
     assert "No context: perplexity 9 to 12.5, by" in " ".join(words(figure)) and "no context" not in words(figure)
 
 
+@pytest.mark.parametrize(("share", "is_said"), [(0.12, True), (0.5, False), (None, False)])
+def test_long_windows_of_short_documents_are_a_note(share: float | None, is_said: bool) -> None:
+    figure = curves.extrapolation(panels(measured("rope", own_context=share))[0])
+    assert any("12% in windows of" in text for text in words(figure)) is is_said
+
+
 def test_triangle_has_a_number_or_a_reason_in_each_cell() -> None:
     gone = {"status": "undefined", "nll": None, "ppl": None, "bpb": None}
     long = measured("rope", 256, 2.5)[1:]

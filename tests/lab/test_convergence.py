@@ -9,6 +9,7 @@ import pytest
 
 from posx.lab import plots
 from posx.lab.files.checksums import with_checksum
+from posx.lab.plots import curves
 from posx.lab.plots.convergence import convergence_tables, final_loss, first_reached, smooth_losses
 from posx.lab.plots.points import Logged, read_training
 from posx.lab.results.table import read_results
@@ -127,3 +128,21 @@ def test_a_run_that_was_interrupted_is_no_target(tmp_path):
     assert cells(table, "t5") == ["t5", "0", *["not finished"] * 3]
     assert cells(table, "alibi")[1:4] == ["1", "1.11, 1 of 2 not finished", "60, 1 of 2 not finished"]
     assert cells(table, "rope")[3] == "100" and "loss of rope" in table
+
+
+def test_tables_of_two_tokenizers_name_them(tmp_path):
+    """Equal headings, and equal keys in CSV, would make two texts look like one. The figure of losses warns."""
+    put_runs(tmp_path, {"alibi": 2.0, "rope": 1.0})
+    ends = dict.fromkeys(itertools.product(("t5", "nope"), (0, 1)), 100)
+    put_runs(tmp_path, {"t5": 2.0, "nope": 1.0}, ends=ends, data="b" * 64, tokenizer="wordlevel")
+    text = plots.format_table(tmp_path, "markdown")
+    heads = [line for line in text.splitlines() if line.startswith("Steps to a training loss")]
+    assert len({head.partition("trained at")[2] for head in heads}) == 2
+    assert "tokenizer wordlevel" in heads[-1] and "bbbbbbbbbbbb" in heads[-1] and "wordlevel" not in heads[0]
+    numbers = [x for x in json.loads(plots.format_table(tmp_path, "json"))["numbers"] if x["unit"] == "steps"]
+    assert {(x["tokenizer"], x["text"][0]) for x in numbers if x["encoding"] in ("t5", "nope")} == {("wordlevel", "b")}
+    runs, logs = read_training(tmp_path, read_results(tmp_path))
+    losses = {run: [(1.0, 3.0), (2.0, 2.0)] for run in logs}
+    for own, warns in ((runs, True), (runs[runs.method.isin(["t5", "nope"])], False)):
+        drawn = curves.training(own, {run: losses[run] for run in own.run}, {})
+        assert any("losses are not comparable" in text.get_text() for text in drawn.texts) is warns

@@ -14,7 +14,7 @@ from posx.lab.machine.ceiling import machine_ceiling
 from posx.lab.progress import duration, quantity, size
 from posx.lab.runs import text
 from posx.lab.runs.checks import check_stream
-from posx.lab.runs.cost import COMPILING, EVALUATION_SHARE, PROCESS_MEMORY, STARTING, Pass, pass_cost
+from posx.lab.runs.cost import COMPILING, EVALUATION_SHARE, STARTING, Pass, pass_cost
 from posx.lab.runs.describe import is_defined, make_run_model, slower
 from posx.lab.runs.load import stored_step
 from posx.lab.runs.targets import Asked, asked_rows, few_documents
@@ -49,11 +49,7 @@ class _Row(NamedTuple):
         """Return the cells of the row after the name of its run. per_flop: seconds of one operation."""
         cost = ("-", "-", "-")
         if self.cost:
-            cost = (
-                f"{self.cost.flops:.2g}",
-                size(PROCESS_MEMORY + self.cost.memory),
-                duration(self.cost.seconds(per_flop)),
-            )
+            cost = (f"{self.cost.flops:.2g}", size(self.cost.memory), duration(self.cost.seconds(per_flop)))
         return [*self.facts, *cost, self.state]
 
 
@@ -164,7 +160,7 @@ def _sum(rows: list[_Row], seconds: list[float], schedule: Schedule) -> str:
     wall = schedule.wall_seconds(sorted(seconds, reverse=True))
     return (
         f"{quantity(len(rows), 'row')}, {stored} of them stored; {sum(one.flops for one in costs):.2g} FLOP, up to "
-        f"{size(PROCESS_MEMORY + max(one.memory for one in costs))} a process, about {duration(wall)}, {schedule}"
+        f"{size(max(one.memory for one in costs))} a process, about {duration(wall)}, {schedule}"
     )
 
 

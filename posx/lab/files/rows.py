@@ -304,7 +304,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("max_targets", "warm_up", "stride", "anchor"), _is_step),
     **dict.fromkeys(("step", "seed", "num_documents", "num_separators", "num_bytes"), _or_none(_is_step)),
     **dict.fromkeys(
-        ("nll", "bpb", "unigram_ppl", "exact_match", "accuracy", *WEIGHTS),
+        ("nll", "bpb", "unigram_ppl", "own_context", "exact_match", "accuracy", *WEIGHTS),
         _or_none(lambda value: number(value) is not None),
     ),
     **dict.fromkeys(

@@ -94,6 +94,12 @@ def mixture(rows: pd.DataFrame) -> str:
     return ""
 
 
+def training_mixture(runs: pd.DataFrame) -> str:
+    """Return a warning if the training losses of different texts or tokenizers are compared, else an empty string."""
+    texts = {settings["data.text"] for settings in runs.settings if "data.text" in settings}
+    return "different training texts or tokenizers: losses are not comparable" if len(texts) > 1 else ""
+
+
 def other_tokens(tokenizers: Iterable[str | None]) -> str:
     """Return the words that a warning adds if tokenizers of one name may differ; "" if all rows are of bytes."""
     return "" if set(tokenizers) <= {"bytes", "", None} else ", or tokenizers of one name"
@@ -112,6 +118,7 @@ def notes(panels: Sequence[Panel], points: Sequence[Curve], unit: str = "") -> l
     on_axes = ("train.length", *settings_by_length(_first_runs(curves))) if panels[1:] else ()
     return [
         *_unlike_windows(curves if panels[0].protocol == PER_POSITION else ()),
+        *_short_documents(rows),
         *shared_settings_line(curves, on_axes),
         *_failures(points, unit),
         *fewer_runs(points, unit),
@@ -133,6 +140,16 @@ def _unlike_windows(curves: Iterable[Curve]) -> list[str]:
         f"{join_names(said[length], 'curves')}"
         for length in sorted(said.keys() - {longest})
     ]
+
+
+def _short_documents(rows: pd.DataFrame) -> list[str]:
+    """Return a line if less than half of what is before a target in the longest windows is of its own document."""
+    shares = rows[rows.own_context.notna()].groupby("eval_len").own_context.min()
+    if shares.empty or shares.iloc[-1] >= 0.5:
+        return []
+    own = f"{shares.iloc[-1]:.0%} in windows of {shares.index[-1]:,} tokens"
+    own += f", {shares.iloc[0]:.0%} in those of {shares.index[0]:,}" if len(shares) > 1 else ""
+    return [f"Of the tokens before a target, so many are of its own document: {own}. The rest is other documents"]
 
 
 def shared_settings_line(curves: Sequence[Curve], on_axes: Collection[str] = ()) -> list[str]:

@@ -105,12 +105,15 @@ def _tables(curves: Sequence[Curve], logs: Mapping[str, Log]) -> list[RowTable]:
         drawn = dataclasses.replace(curve, rows=make_table([]), points=points[:1])
         lines.append((drawn, dict(zip(columns, points, strict=True))))
     own = [logs[run][-1] for run, seed in pairs if seed in targets]
-    source = reference.runs.settings.iloc[0].get("data.source")
+    trained = reference.runs.settings.iloc[0]
+    source, tokenizer, text = (trained.get(f"data.{name}") for name in ("source", "tokenizer", "text"))
     facts = [
         f"{TRAINING}: that at which {name} ends, {_cell(Point(0, ends[reference.label].values))} nats per token after "
         f"{_cell(Point(0, tuple(row.step for row in own)))} steps and "
         f"{_cell(Point(0, tuple(row.seconds for row in own)))} s",
         f"trained at L = {reference.runs.train_len.iloc[0]}" + (f" on {look.one_line(source, 40)}" if source else ""),
+        *([f"tokenizer {look.one_line(tokenizer, 40)}"] if tokenizer else []),
+        *([f"training text {text[:12]}"] if text else []),
         f"losses are means of the last {window:,.0f} steps",
     ]
     said = [f"{run} (step {log[-1].step:,.0f} of {settings[run]['train.steps']:,})" for run, log in solved.items()]

@@ -279,7 +279,8 @@ def training(runs: pd.DataFrame, losses: Mapping[str, points.Losses], missing: M
         entries.append((FAILED["diverged"], strokes.failure_mark("diverged")))
     look.legend(made, [line for _, line in entries], [name for name, _ in entries], 0.775, 0.985)
     many = f"{len(runs)} run{'s' if len(runs) != 1 else ''}; longer logs are averaged over equal spans"
-    look.headings(made, "Training loss of masked tokens" if is_masked else "Training loss", [many])
+    title = "Training loss of masked tokens" if is_masked else "Training loss"
+    look.headings(made, title, [many], captions.training_mixture(runs))
     missing = {path: why for path, why in missing.items() if path not in losses}
     lines = [
         *captions.shared_settings_line(curves),

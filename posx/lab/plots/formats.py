@@ -44,6 +44,9 @@ def table_numbers(tables: Sequence[RowTable]) -> Iterator[dict[str, Any]]:
                 length = round(point.x * (train_len if ratio else 1))
                 own = by_length.get(length, rows[:0])
                 facts = {name: _one(own[key]) for name, key in _SCORED.items()}
+                if not made.panel:  # of training: its runs share the text and the tokenizer
+                    trained = curve.runs.settings.iloc[0]
+                    facts |= {name: trained.get(f"data.{name}") for name in ("tokenizer", "text")}
                 warning = "; ".join([*made.warnings, *captions.unfinished_lines(own)])
                 unit = next((unit for start, unit in _UNITS.items() if title.startswith(start)), "1")
                 row = {

@@ -65,6 +65,7 @@ COLUMNS = RUN_COLUMNS | {
     "num_targets": Column("Int64", "tokens", "the scored targets"),
     "num_stretches": Column("Int64", "", "the stretches of text that they lie in"),
     "num_documents": Column("Int64", "", "the documents that they lie in"),
+    "own_context": Column("float64", "", "the share of the context of the targets that is of their own document"),
     "num_separators": Column("Int64", "tokens", "the separators of documents among them"),
     "num_bytes": Column("Int64", "bytes", "their text without separators"),
     "targets": Column("text", "", "the digest of their positions; equal digests can be compared"),

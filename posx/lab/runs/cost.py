@@ -21,8 +21,8 @@ STARTING, COMPILING = 5.0, 3.0
 #: The fraction of the speed of matrix products at which evaluation works. Measured on 2 cores, for RoPE at widths 256
 #: and 576 and windows of 256 to 16,384 tokens: 0.66 to 0.87.
 EVALUATION_SHARE = 0.75
-#: Bytes of an idle process with JAX, Flax and the compiled programs of a few lengths.
-PROCESS_MEMORY = 600e6
+#: Bytes of an idle process with the compiled programs of a few lengths. Measured at widths 64 to 576: 0.39 to 0.59e9.
+EVALUATION_MEMORY = 400e6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Pass:
       windows: their number.
       batch: windows in one call of the model.
       flops: of the forward passes, the padding of the last batch included.
-      memory: bytes beside those of an idle process.
+      memory: bytes of the process.
     """
 
     windows: int
@@ -74,7 +74,7 @@ def _memory(model: Model, tokens: int, flops: float) -> float:
     copies = max(
         2, worthwhile_devices(flops) if is_on_cpu() else 1
     )  # CPU devices share a memory. There are two while weights are read
-    return 4.0 * (copies * count(model) + layers + logits)
+    return EVALUATION_MEMORY + 4.0 * (copies * count(model) + layers + logits)
 
 
 def evaluation_speed(run: RunConfig) -> float:

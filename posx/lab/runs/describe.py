@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 #: training and evaluation to 16 L.
 PAIRS_COST = 0.35
 
+#: Bytes of an idle process with the compiled programs of training and of its evaluation. Measured at widths 64 and 256.
+TRAINING_MEMORY = 660e6
+
 #: The targets of a whole text that is not read, to weigh rows by.
 WHOLE = 2**20
 
@@ -123,9 +126,9 @@ class Expected:
       eval_flops: of the forward passes of evaluation, None for a whole text of unknown length.
       lengths: evaluated lengths that the model is defined for, each a program to compile.
       slower: times the wall time of as many FLOP without an encoding.
-      memory: bytes of float32 weights, their gradients and two moments, of the activations kept for one part of a
-        batch, and of logits. On XLA's CPU backend this is within about a tenth if the batch outweighs the weights.
-        Vectors of pairs add up to a third.
+      memory: bytes of the process, with float32 weights, their gradients and two moments, the activations kept for one
+        part of a batch, and logits. On XLA's CPU backend these are within about a tenth if the batch outweighs the
+        weights. Vectors of pairs add up to a third.
     """
 
     num_params: int
@@ -157,7 +160,7 @@ def expected_cost(run: RunConfig) -> Expected:
         (tokens + checks * STOP_ITEMS * train.length / 3) * flops_per_token(model, train.length),
         sum(rows.values()) if is_known else None, len({length for (_, length), flops in rows.items() if flops}),
         slower(model),
-        round(16 * count(model) + _activations(run, model)),
+        round(TRAINING_MEMORY + 16 * count(model) + _activations(run, model)),
     )  # fmt: skip
 
 

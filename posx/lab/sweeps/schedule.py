@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from posx.lab.runs.cost import COMPILING, PROCESS_MEMORY
+from posx.lab.runs.cost import COMPILING
 from posx.machine.cores import equal_parts
 
 #: Seconds that a training step takes longer on several devices than its share of the work, as they wait for each other.
@@ -37,7 +37,7 @@ class Cost(NamedTuple):
     Attributes:
       flops: of the whole run.
       lengths: windows to evaluate, each a program to compile.
-      memory: bytes.
+      memory: bytes of the process.
       steps: of training.
       rows: of a batch; 0 can be sharded over any number of devices.
       seed: of the run.
@@ -121,7 +121,7 @@ def choose(costs: Sequence[Cost], cores: int, memory: float, jobs: int = 0) -> S
     Every number of runs at once is tried, on equal parts of the cores. More runs than cores take turns, so that few
     cores wait for the last runs.
     """
-    sizes = itertools.accumulate(sorted((cost.memory + PROCESS_MEMORY for cost in costs), reverse=True))
+    sizes = itertools.accumulate(sorted((cost.memory for cost in costs), reverse=True))
     most = max(1, sum(size <= MEMORY_SHARE * memory for size in sizes))
     short = f"as {one_or_more(most, 'run')} fit into {memory / 1e9:.1f} GB" if most < min(cores, len(costs)) else ""
     ordered = sorted(costs, key=lambda cost: cost.order)

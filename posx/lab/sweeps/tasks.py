@@ -17,7 +17,7 @@ from posx.lab.files import lines
 from posx.lab.files.atomic import write_json
 from posx.lab.files.checksums import with_checksum
 from posx.lab.files.rows import result_text
-from posx.lab.runs.cost import STARTING, pass_cost
+from posx.lab.runs.cost import EVALUATION_MEMORY, STARTING, pass_cost
 from posx.lab.runs.damage import Damage, damages
 from posx.lab.runs.describe import Expected, expected_cost, expected_model, row_flops
 from posx.lab.runs.folder import RunFolder
@@ -170,12 +170,14 @@ class Evaluation(_Task):
                 n for row, n in self._row_flops.items() if row not in stored and expected.eval_flops is not None
             )
             model = expected_model(self._readable_run)
-            memory = max((pass_cost(model, self.run.eval, length, 1).memory for length in missing), default=0.0)
+            memory = max(
+                [EVALUATION_MEMORY, *(pass_cost(model, self.run.eval, length, 1).memory for length in missing)]
+            )
             return Cost(
                 expected.slower * flops, len(missing), memory, seed=self.run.train.seed, speed=self.speed,
                 start=STARTING,
             )  # fmt: skip
-        return Cost(0.0, 0, 0.0)
+        return Cost(0.0, 0, EVALUATION_MEMORY)
 
     def prepare_worker(self) -> list[str]:
         """Write the request beside the output; return the arguments of its worker. Raises OSError."""

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from posx.lab.config import base_config, run_config
-from posx.lab.runs.describe import expected_cost, make_run_model
+from posx.lab.runs.describe import TRAINING_MEMORY, expected_cost, make_run_model
 from posx.lab.training.step import init_state, train_step
 
 
@@ -22,4 +22,4 @@ def test_the_memory_of_a_step(mlp, dropout, vocab_size):
     with jax.numpy_dtype_promotion("standard"):
         found = train_step.lower(model, run.train, state, tokens).compile().memory_analysis()
     taken = found.temp_size_in_bytes + found.argument_size_in_bytes
-    assert expected_cost(run).memory == pytest.approx(taken, rel=0.17)
+    assert expected_cost(run).memory - TRAINING_MEMORY == pytest.approx(taken, rel=0.17)

@@ -72,7 +72,7 @@ def test_steps_that_devices_meet_in_have_their_price():
 
 
 def test_no_more_runs_at_once_than_fit_into_memory():
-    schedule = chosen(*[HOUR._replace(memory=4 * GB)] * 8, memory=16 * GB)
+    schedule = chosen(*[HOUR._replace(memory=4.6 * GB)] * 8, memory=16 * GB)
     assert schedule.at_once == schedule.width == 2 and "as 2 runs fit into 16.0 GB" in str(schedule)
     assert chosen(HOUR._replace(memory=99 * GB), HOUR, memory=16 * GB).width == 4
 

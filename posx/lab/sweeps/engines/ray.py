@@ -18,7 +18,6 @@ from typing import Any
 from posx.errors import ConfigError
 from posx.lab import interrupts
 from posx.lab.files.locks import holder
-from posx.lab.runs.cost import PROCESS_MEMORY
 from posx.lab.runs.folder import RunFolder
 from posx.lab.sweeps.engines.local import STOP_SECONDS, Engine, RemoteCommand, Worker, finish, stop
 from posx.lab.sweeps.schedule import Schedule, one_or_more
@@ -123,7 +122,7 @@ class RayEngine(Engine):
         """Connect to the cluster and run the tasks. Raises ConfigError if there is no cluster."""
         _warn_folder(tasks[0].folder.path.parent)
         self._connect()
-        memory = max(map(_memory, tasks))
+        memory = max(int(task.cost.memory) for task in tasks)
         places = sum(self._places(node, memory) for node in self._nodes())
         if not places:
             asked = f"{self.cpus} CPUs, {self.gpus:g} GPUs and the {memory / 1e9:.1f} GB that the largest run needs"
@@ -141,7 +140,7 @@ class RayEngine(Engine):
         import ray
 
         options: dict[str, Any] = {
-            "num_cpus": self.cpus, "num_gpus": self.gpus, "memory": _memory(task),
+            "num_cpus": self.cpus, "num_gpus": self.gpus, "memory": int(task.cost.memory),
             "max_retries": RETRIES, "name": task.name,
         }  # fmt: skip
         worker = Remote(task, None)
@@ -196,8 +195,3 @@ def _warn_folder(folder: Path) -> None:
     kind = max(inside, default=(0, ""))[1]
     if kind in UNFIT:
         say(f"notice: {folder} is on {kind}, which may not support appended lines and locks. Use NFS or Lustre.")
-
-
-def _memory(task: Task) -> int:
-    """Return the bytes that a run's process takes."""
-    return int(task.cost.memory + PROCESS_MEMORY)

@@ -22,7 +22,6 @@ from typing import Any
 from posx.errors import ConfigError, PosxError, Stopped, WorkdirError
 from posx.lab.files.atomic import is_alive, write_json
 from posx.lab.files.lines import parse_json
-from posx.lab.runs.cost import PROCESS_MEMORY
 from posx.lab.runs.folder import RunFolder
 from posx.lab.sweeps.engines.local import STARTS, Engine, RemoteCommand, finish, log_file, stop
 from posx.lab.sweeps.tasks import Job
@@ -123,7 +122,7 @@ class SlurmEngine(Engine):
 
         options = dict(self.options)
         cluster, delay = options.pop("cluster", "slurm"), options.get("signal_delay_s", "")
-        memory = max(task.cost.memory for task in tasks) + PROCESS_MEMORY
+        memory = max(task.cost.memory for task in tasks)
         asked: dict[str, Any] = {
             "name": workdir.name, "cpus_per_task": self.cpus, "mem_gb": math.ceil(memory / 1e9),
             "slurm_signal_delay_s": SIGNAL_SECONDS, "slurm_array_parallelism": AT_ONCE,
