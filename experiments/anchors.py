@@ -17,7 +17,7 @@ import math
 import statistics
 import sys
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -25,7 +25,6 @@ from experiments.tables import HERE, Run, Seeds, by_setting, load, markdown, row
 from posx.evaluation.protocols import Nonoverlapping
 from posx.lab.plots import look
 from posx.lab.plots.curves import ratio
-from posx.lab.plots.published import Published
 
 FILE = HERE / "anchors.toml"
 #: The runs of the studies whose tables these are, by their part.
@@ -33,6 +32,8 @@ STUDIES = {"train_short_test_long": "study", "leaderboard": "cells"}
 DRAWN = "train_short_test_long"
 FACTORS = (2, 4, 8, 16)
 _APART = 0.1  # octaves between a published k and that of a column
+LINE = {"color": "#8A8A8A", "linewidth": 0.7, "markersize": 3.2, "zorder": 1.5}
+BOX = {"facecolor": "white", "edgecolor": "none", "alpha": 0.6, "pad": 0.3}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,17 +108,36 @@ def _number(value: float) -> str:
 
 
 def draw(target: Path) -> None:
-    """Write the figure of R_k of the ten, with the anchors that are drawn, as PNG."""
-    drawn = [(name, one) for one in load_anchors() if one.drawn for name in one.perplexity if one.ratios(name)]
-    papers = Counter((name, one.paper) for name, one in drawn)
-    published = [
-        Published(name, one.paper + f", L = {one.train_len}" * (papers[name, one.paper] > 1), one.ratios(name))
-        for name, one in drawn
-    ]
+    """Write the figure of R_k of the ten, with the anchors that are drawn, as PNG.
+
+    These are thin grey lines with the mark of their encoding, named at their ends. Names at about the same k are moved
+    apart.
+    """
     made = row_tables(load(DRAWN, STUDIES[DRAWN]))
     (panel,) = (one.panel for one in made if one.panel and one.panel.protocol == Nonoverlapping.name)
+    curves, last = {curve.label: curve for curve in panel.curves}, max(panel.rows.eval_len) / panel.train_len
+    drawn = [(name, one) for one in load_anchors() if one.drawn for name in one.perplexity if name in curves]
+    lines = [
+        (name, one, known) for name, one in drawn if (known := {k: r for k, r in one.ratios(name).items() if k <= last})
+    ]
+    papers, ends = Counter((name, one.paper) for name, one, _ in lines), defaultdict(list)
     with look.style():
-        ratio(panel, published).savefig(target, dpi=120, bbox_inches="tight", pad_inches=0.15)
+        figure = ratio(panel)
+        ax = figure.axes[0]
+        look.log_axis(ax, [*ax.get_ylim(), *(value for *_, known in lines for value in known.values())])
+        low, high = map(math.log, ax.get_ylim())
+        for name, one, known in lines:
+            style, k = curves[name].look, max(known)
+            ax.plot([1, *known], [1, *known.values()], marker=style.marker, linestyle=style.dashes, **LINE)
+            text = one.paper + f", L = {one.train_len}" * (papers[name, one.paper] > 1)
+            ends[round(math.log2(k))].append(((math.log(known[k]) - low) / (high - low), k, text, style.color))
+        for near in map(sorted, ends.values()):
+            for (_, k, text, color), height in zip(near, look.spread([end[0] for end in near], 0.028), strict=True):
+                place = {"xycoords": ax.get_xaxis_transform(), "textcoords": "offset points", "bbox": BOX}
+                ax.annotate(text, (k, height), (5, 0), size=6.5, color=color, va="center", zorder=4, **place)
+        left, right = ax.get_xlim()
+        ax.set_xlim(left, right * (right / left) ** 0.14)  # room for the names at the last k
+        figure.savefig(target, dpi=120, bbox_inches="tight", pad_inches=0.15)
 
 
 def main(words: Sequence[str]) -> None:

@@ -33,7 +33,7 @@ from experiments.leaderboard.leaderboard import (
     multiplier,
 )
 from experiments.recipe.recipe import cells_of, records
-from experiments.tables import SLIDING, WINDOWS, Row, cell, load, markdown, over_nope
+from experiments.tables import SLIDING, WINDOWS, Row, Seeds, by_setting, cell, load, markdown, over_nope, ratio_text
 from experiments.tasks import tasks
 from posx.evaluation.differences import (
     Difference,
@@ -44,7 +44,6 @@ from posx.evaluation.differences import (
 )
 from posx.evaluation.statistics import mean_blocks, paired_ratio
 
-L = 64
 STUDY = "train_short_test_long"
 #: The entries of the page, by the rise of their loss beyond L: not seen, slow, fast.
 LEVEL = ("bam", "grape_a", "transformer_xl", "dape(kernel=3)", "fox", "dape", "kerple", "dynamic_bias")
@@ -52,37 +51,30 @@ SLOW = ("t5", "shaw", "xpos", "nape", "sandwich", "path", "alibi")
 FAST = ("deberta", "inkling", "pope", "cope", "rope", "fire", "selective_rope", "fope", "sinusoidal", "nope")
 UNDEFINED = ("tupe", "learned")
 SHOWN = (*LEVEL, *SLOW, *FAST, *UNDEFINED)
-Losses = Sequence[float]
-
-
-def ratio(gap: float, half: float, digits: int = 3) -> str:
-    """Return a ratio of perplexities with its interval, from a difference in nats."""
-    ends = (f"{math.exp(gap + end):.{digits}f}" for end in (-half, half))
-    return f"{math.exp(gap):.{digits}f} ({' to '.join(ends)})"
 
 
 def judged(ours: Sequence[Row], theirs: Sequence[Row], paired: bool = False) -> str:
     """Return the ratio of perplexities of two encodings, or of one at two lengths if `paired`, over their seeds."""
     found = loss_difference(ours, theirs, paired)
     assert found.over_text is not None
-    text = ratio(found.mean, found.half)
+    text = ratio_text(found.mean, found.half)
     return text if len(ours) > 1 else f"{text}, one seed"
 
 
 def far(entry: Entry, factor: int) -> list[float]:
     """Return the loss of targets with `factor` to twice `factor` training lengths of context, by seed, in nats."""
-    near, window = entry.nll(factor * L), entry.nll(2 * factor * L)
+    near, window = entry.values("nll", factor), entry.values("nll", 2 * factor)
     return [2 * b - a for a, b in zip(near, window, strict=True)]
 
 
 def rise(entry: Entry, factor: int = 8) -> str:
     """Return the perplexity with `factor` to twice `factor` training lengths of context over that with 1 to 2."""
-    sums = [mean_blocks(entry.rows[n * L])[0] for n in (2 * factor, factor, 2, 1)]
-    counts = mean_blocks(entry.rows[L])[1]
+    sums = [mean_blocks(entry.at(n))[0] for n in (2 * factor, factor, 2, 1)]
+    counts = mean_blocks(entry.at(1))[1]
     series = (2 * sums[0] - sums[1]) - (2 * sums[2] - sums[3])
     gaps = [a - b for a, b in zip(far(entry, factor), far(entry, 1), strict=True)]
     mean = float(series.sum() / counts.sum())
-    return ratio(mean, Difference(mean, error_over_text(series, counts), errors_over_seeds(gaps), "").half)
+    return ratio_text(mean, Difference(mean, error_over_text(series, counts), errors_over_seeds(gaps), "").half)
 
 
 def link(name: str) -> str:
@@ -93,8 +85,8 @@ def link(name: str) -> str:
 def at_length(entries: dict[str, Entry], name: str) -> list[str]:
     """Return the cells of an entry at L: its name, rate, perplexity, and that over RoPE's."""
     entry = entries[name]
-    against = "-" if name == "rope" else ratio(*(difference(entry, 1, entries["rope"], 1) or (0, 0)))
-    return [link(name), multiplier(entry.cells[0]), cell([row["ppl"] for row in entry.rows[L]]), against]
+    against = "-" if name == "rope" else ratio_text(*(difference(entry, 1, entries["rope"], 1) or (0, 0)))
+    return [link(name), multiplier(entry.runs[0]), cell(entry.values("ppl")), against]
 
 
 @functools.cache
@@ -134,7 +126,7 @@ def failing(entries: dict[str, Entry]) -> str:
 def corrected(entries: dict[str, Entry]) -> str:
     """Return the verdicts against RoPE at L on the methods that have enough seeds, with p after Holm's correction."""
     names = [name for name in entries if name != "rope"]
-    verdicts = judge([loss_difference(entries[name].rows[L], entries["rope"].rows[L]) for name in names])
+    verdicts = judge([loss_difference(entries[name].at(1), entries["rope"].at(1)) for name in names])
     found = [
         (method.adjusted_p, name, method.word)
         for name, (_, method) in zip(names, verdicts, strict=True)
@@ -155,11 +147,11 @@ def costs(entries: dict[str, Entry]) -> str:
     at_64 = over_nope(load("leaderboard", file="steps.jsonl"))
     at_512 = over_nope((REPORTS["train_512_v2"], REPORTS["train_512"]))
     decoding = over_nope((report for name, report in REPORTS.items() if name.startswith("decode")), "cached")
-    memory, least = memory_over_nope(), entries["rope"].cells[0]["num_params"]
+    memory, least = memory_over_nope(), entries["rope"].runs[0]["num_params"]
     body = [
         [
             link(name), at_64.get(name, "-"), at_512.get(name, "-"), decoding.get(name, "-"), memory.get(name, "-"),
-            f"{entries[name].cells[0]['num_params'] / least - 1:+.1%}",
+            f"{entries[name].runs[0]['num_params'] / least - 1:+.1%}",
         ]
         for name in SHOWN
     ]  # fmt: skip
@@ -175,7 +167,7 @@ def rates(entries: dict[str, Entry]) -> str:
                 cells[tried.encoding, tried.multiplier] = statistics.fmean(losses)
     body = []
     for name in SHOWN:
-        own = multiplier(entries[name].cells[0])
+        own = multiplier(entries[name].runs[0])
         if not own.endswith(" x") or " and " in own:
             continue
         here = {m: loss for (encoding, m), loss in cells.items() if encoding == name}
@@ -187,45 +179,33 @@ def rates(entries: dict[str, Entry]) -> str:
 def settings() -> str:
     """Return perplexity at L and R_16 of the encodings that were run in other settings too."""
     parts = ((STUDY, "study"), ("recipe", "without"), ("recipe", "budget"), ("quick", None))
-    body = []
+    found, body = [by_setting(load(*part)) for part in parts], []
     for name in ("t5", "shaw", "transformer_xl", "rope", "alibi", "sinusoidal", "nope"):
-        cells = []
-        for study, part in parts:
-            rows = [
-                {row["eval_len"]: row["ppl"] for row in run["rows"] if row["protocol"] == WINDOWS}
-                for run in load(study, part)
-                if run["encoding"] == name
-            ]
-            means = [
-                statistics.fmean(one) for one in zip(*((row[L], row[16 * L] / row[L]) for row in rows), strict=True)
-            ]
-            cells.append(", ".join(f"{mean:.2f}" for mean in means) or "-")
-        body.append([link(name), *cells])
+        each = [Seeds(runs[name]) if name in runs else None for runs in found]
+        pairs = ((one.values("ppl"), one.ratios(16)) if one else () for one in each)
+        body.append([link(name), *(", ".join(f"{statistics.fmean(one):.2f}" for one in pair) or "-" for pair in pairs)])
     return markdown(["encoding", "the table above", "base rate 2e-3, x 1", "20 M bytes", "Python source"], body)
 
 
 def second_text() -> str:
     """Return the losses of the runs on Python source, of one seed: intervals over text alone."""
     entries, body = entries_of(load("leaderboard", "source")), []
-    for name, entry in sorted(entries.items(), key=lambda one: one[1].ppl(L)):
-        pairs = (entry.rows[L], entries["rope"].rows[L]), (entry.rows[16 * L], entry.rows[L])
+    for name, entry in sorted(entries.items(), key=lambda one: one[1].values("ppl")[0]):
+        pairs = (entry.at(1), entries["rope"].at(1)), (entry.at(16), entry.at(1))
         over, at_16 = (judged(*pair).removesuffix(", one seed") for pair in pairs)
-        body.append([link(name), f"{entry.ppl(L):.3f}", "-" if name == "rope" else over, at_16, rise(entry)])
+        body.append([link(name), f"{entry.values('ppl')[0]:.3f}", "-" if name == "rope" else over, at_16, rise(entry)])
     return markdown(["encoding", "PPL at L", "over RoPE's", "R_16", "far context"], body)
 
 
 def bases() -> str:
     """Return R_k of RoPE alone by its base, over the seeds of the variants."""
-    found: dict[str, list[list[float]]] = {}
-    for run in load("variants"):
-        ppl = {row["eval_len"]: row["ppl"] for row in run["rows"] if row["protocol"] == WINDOWS}
-        found.setdefault(run["encoding"], []).append([ppl[n] / ppl[L] for n in (96, 2 * L, 16 * L)])
+    found = by_setting(load("variants"))
     names = {"100": "rope(base=100)", "10,000": "rope", "1,000,000": "rope(base=1000000)"}
-    body = [[base, *(cell(list(one)) for one in zip(*found[name], strict=True))] for base, name in names.items()]
+    body = [[base, *(cell(Seeds(found[name]).ratios(k)) for k in (1.5, 2, 16))] for base, name in names.items()]
     return markdown(["RoPE's base", "R_1.5", "R_2", "R_16"], body)
 
 
-Study = dict[tuple[str, str, int], list[Row]]
+Study = dict[tuple[str, str], Seeds]
 
 
 def recall(entries: dict[str, Entry]) -> str:
@@ -241,12 +221,9 @@ def recall(entries: dict[str, Entry]) -> str:
 
 
 def load_study() -> Study:
-    """Return the rows of the study of the ten by encoding, protocol and length, in the order of the seeds."""
-    found = Study()
-    for run in sorted(load(STUDY, "study"), key=lambda run: run["seed"]):
-        for row in run["rows"]:
-            found.setdefault((run["encoding"], row["protocol"], row["eval_len"]), []).append(row)
-    return found
+    """Return the rows of the study of the ten by encoding and protocol."""
+    found = by_setting(load(STUDY, "study"))
+    return {(name, rule): Seeds(runs, rule) for name, runs in found.items() for rule in (WINDOWS, SLIDING)}
 
 
 def protocols(study: Study) -> str:
@@ -255,8 +232,8 @@ def protocols(study: Study) -> str:
     for name in ("transformer_xl", "alibi", "t5", "shaw", "deberta", "rope", "sinusoidal"):
         cells = []
         for protocol in (WINDOWS, SLIDING):
-            count = len(study[name, SLIDING, L])
-            pair = [study[name, protocol, n][:count] for n in (16 * L, L)]
+            count = len(study[name, SLIDING].at(1))
+            pair = [study[name, protocol].at(k)[:count] for k in (16, 1)]
             cells.append(judged(*pair, paired=True).removesuffix(", one seed"))
         body.append([link(name), str(count), *cells])
     return markdown(["encoding", "seeds", "R_16, non-overlapping", "R_16, sliding"], body)
@@ -266,10 +243,10 @@ def pairs(study: Study, entries: dict[str, Entry]) -> str:
     """Return comparisons of two encodings whose ratio depends on the protocol."""
     body = []
     for a, b, k in (("deberta", "shaw", 2), ("shaw", "transformer_xl", 16)):
-        cells = [judged(*(study[name, protocol, k * L][:3] for name in (a, b))) for protocol in (WINDOWS, SLIDING)]
+        cells = [judged(*(study[name, protocol].at(k)[:3] for name in (a, b))) for protocol in (WINDOWS, SLIDING)]
         body.append([f"`{a}` over `{b}`", f"{k} L", *cells])
     for a, b, k in (("nope", "rope", 2), ("rope", "sinusoidal", 16)):
-        windows = ratio(*(difference(entries[a], k, entries[b], k) or (0, 0)))
+        windows = ratio_text(*(difference(entries[a], k, entries[b], k) or (0, 0)))
         gaps = [x - y for x, y in zip(far(entries[a], k // 2), far(entries[b], k // 2), strict=True)]
         each = ", ".join(f"{math.exp(gap):.2f}" for gap in gaps)
         body.append([f"`{a}` over `{b}`", f"{k} L", windows, f"far half, five seeds: {each}"])
@@ -280,8 +257,8 @@ def same_encoding(entries: dict[str, Entry], factor: int) -> str:
     """Count the pairs of seeds of one encoding whose interval over text excludes "no difference"."""
     found = []
     for entry in entries.values():
-        if factor * L in entry.defined:
-            for pair in itertools.combinations(entry.rows[factor * L], 2):
+        if entry.is_defined(factor):
+            for pair in itertools.combinations(entry.at(factor), 2):
                 _, low, high = paired_ratio(*pair)
                 assert low is not None and high is not None
                 found.append(not low <= 1 <= high)
@@ -293,7 +270,7 @@ def one_seed(entries: dict[str, Entry]) -> str:
     bounds = (0, 0.005, 0.01, 0.02, math.inf)
     found: dict[int, list[bool]] = {n: [] for n in range(4)}
     for a, b in itertools.combinations(entries.values(), 2):
-        gaps = [x - y for x, y in zip(a.nll(L)[:3], b.nll(L)[:3], strict=True)]
+        gaps = [x - y for x, y in zip(a.values("nll")[:3], b.values("nll")[:3], strict=True)]
         size = abs(statistics.fmean(gaps))
         found[sum(size >= bound for bound in bounds[1:])].append(min(gaps) < 0 < max(gaps))
     names = ("below 0.5 %", "0.5 to 1 %", "1 to 2 %", "above 2 %")
@@ -308,7 +285,7 @@ def small_samples(study: Study, blocks: int = 20, draws: int = 20000) -> str:
     """Return how often samples of 20 blocks of 256 targets name the wrong winner at L, on other or equal targets."""
     random, body = np.random.default_rng(0), []
     for a, b in (("t5", "alibi"), ("t5", "rope"), ("t5", "transformer_xl"), ("t5", "shaw")):
-        sums = [mean_blocks(study[name, WINDOWS, L][:3])[0] / 256 for name in (a, b)]
+        sums = [mean_blocks(study[name, WINDOWS].at(1)[:3])[0] / 256 for name in (a, b)]
         totals = [np.concatenate([[0], np.cumsum(one)]) for one in sums]
         # A stretch has 32 blocks; a sample lies in one stretch.
         places = random.integers(0, 32, (2, draws)) * 32 + random.integers(0, 33 - blocks, (2, draws))

@@ -19,6 +19,7 @@ A row of `eval.jsonl` is `facts | row`, see `rows_of`, with the version of rows 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 from collections import Counter, defaultdict
@@ -28,7 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from posx.evaluation.statistics import row_blocks
+from benchmarks import report
+from posx.evaluation.statistics import horizon, row_blocks
 from posx.lab.files import lines
 from posx.lab.files.checksums import CHECKSUM, with_checksum
 from posx.lab.files.rows import ROW_VERSION, read_row_file
@@ -137,10 +139,10 @@ def by_setting(runs: Iterable[Run]) -> dict[str, list[Run]]:
 
 
 class Seeds:
-    """The rows of one protocol of runs that differ only in their seed."""
+    """The rows of one protocol of runs that differ only in their seed. runs: in the order of their seeds."""
 
     def __init__(self, runs: Sequence[Run], protocol: str = WINDOWS):
-        self.train_len = runs[0]["train_len"]
+        self.runs, self.train_len = runs, runs[0]["train_len"]
         #: By length, then by seed.
         self.rows: dict[int, dict[int, Row]] = defaultdict(dict)
         for run in runs:
@@ -148,21 +150,33 @@ class Seeds:
                 if row["protocol"] == protocol:
                     self.rows[row["eval_len"]][run["seed"]] = row
 
+    def at(self, factor: float) -> list[Row]:
+        """Return the rows at `factor` training lengths."""
+        return list(self.rows.get(round(factor * self.train_len), {}).values())
+
     def values(self, name: str, factor: float = 1) -> list[float]:
         """Return a measurement at `factor` training lengths for each seed that has a loss there."""
-        rows = self.rows.get(round(factor * self.train_len), {})
-        return [row[name] for row in rows.values() if row["status"] == "ok"]
+        return [row[name] for row in self.at(factor) if row["status"] == "ok"]
+
+    def gaps(self, factor: float) -> dict[int, float]:
+        """Return ln R_k by seed, the loss at k L less that at L in nats; NaN for a seed that has no loss there."""
+        near, far = self.rows[self.train_len], self.rows.get(round(factor * self.train_len), {})
+        return {
+            seed: row["nll"] - near[seed]["nll"] if row["status"] == "ok" else math.nan for seed, row in far.items()
+        }
 
     def ratios(self, factor: float) -> list[float]:
         """Return R_k = PPL(kL) / PPL(L) of each seed that has a loss at both lengths."""
-        near, far = self.rows[self.train_len], self.rows.get(round(factor * self.train_len), {})
-        pairs = [(row, near[seed]) for seed, row in far.items() if row["status"] == "ok"]
-        return [row["ppl"] / base["ppl"] for row, base in pairs]
+        return [math.exp(gap) for gap in self.gaps(factor).values() if not math.isnan(gap)]
+
+    def horizons(self) -> list[float]:
+        """Return the last length of each seed, in L, up to which PPL stays within 1 % of that at L."""
+        gaps = {n / self.train_len: self.gaps(n / self.train_len) for n in self.rows}
+        return [horizon({k: math.exp(own[seed]) for k, own in gaps.items()}) for seed in self.rows[self.train_len]]
 
     def failed(self, factor: float) -> str:
         """Return why there is no loss at a length; "-" if it was not measured."""
-        rows = self.rows.get(round(factor * self.train_len), {}).values()
-        return " and ".join(sorted({row["status"] for row in rows} - {"ok"})) or "-"
+        return " and ".join(sorted({row["status"] for row in self.at(factor)} - {"ok"})) or "-"
 
 
 def multipliers_of(run: Run) -> tuple[float, ...]:
@@ -181,10 +195,10 @@ def over_nope(reports: Iterable[Run], field: str = "tokens_per_second") -> dict[
       field: a speed, in tokens a second.
     """
     times = {"nope": "1"}
-    for report in reports:
-        speeds = {row["encoding"]: row[field] for row in report["results"]}
+    for one in reports:
+        speeds = {row["encoding"]: row[field] for row in one["results"]}
         for name, rates in speeds.items():
-            times.setdefault(name, spread(nope / rate for nope, rate in zip(speeds["nope"], rates, strict=True)))
+            times.setdefault(name, report.cell(report.ratios(speeds["nope"], rates), ".2f"))
     return times
 
 
@@ -204,15 +218,15 @@ def cell(values: Sequence[float], digits: int = 3) -> str:
     return f"{text} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else text
 
 
-def spread(values: Iterable[float], form: str = ".2f") -> str:
-    """Return "median [lower quartile, upper quartile]"."""
-    low, middle, high = np.quantile(list(values), [0.25, 0.5, 0.75])
-    return f"{middle:{form}} [{low:{form}}, {high:{form}}]"
+def ratio_text(gap: float, half: float) -> str:
+    """Return a ratio of perplexities with its interval, from a difference in nats."""
+    middle, low, high = (f"{math.exp(gap + end):.3f}" for end in (0, -half, half))
+    return f"{middle} ({low} to {high})"
 
 
 def markdown(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table."""
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, [":--", *["---:"] * (len(head) - 1)], *body))
+    return "\n".join(report.rows(head, body))
 
 
 def show(path: Path) -> str:

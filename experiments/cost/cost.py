@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks import attention, memory, train
 from benchmarks.compiling import summarise
 from benchmarks.profiling import Share
-from benchmarks.report import Spread, cell, ratios
-from experiments.tables import load, markdown
+from benchmarks.report import cell
+from experiments.tables import load, markdown, over_nope
 
 Report = dict[str, Any]
 REPORTS: dict[str, Report] = {report["name"]: report for report in load("cost", file="measurements.jsonl")}
 KINDS = ("forward", "gradient")
-LONGEST = 16384
 #: A group of the profile is in the table if it takes this share of the step.
 SHOWN = 0.005
 
@@ -137,14 +136,9 @@ def held() -> str:
 def decoding() -> str:
     """Return the milliseconds of a cached token, and its time over NoPE's."""
     rounds = {row["encoding"]: row["cached"] for report in _parts("decode") for row in report["results"]}
-    over = {name: spread for report in _parts("decode") for name, spread in _over_nope(report)}
-    body = [[name, f"{1e3 / statistics.median(rates):.2f}", cell(over[name], ".2f")] for name, rates in rounds.items()]
+    over = over_nope(_parts("decode"), "cached")
+    body = [[name, f"{1e3 / statistics.median(rates):.2f}", over[name]] for name, rates in rounds.items()]
     return markdown(["encoding", "ms a token", "over NoPE's"], body)
-
-
-def _over_nope(report: Report) -> Iterator[tuple[str, Spread | None]]:
-    rates = {row["encoding"]: row["cached"] for row in report["results"]}
-    return ((name, ratios(rates["nope"], own)) for name, own in rates.items())
 
 
 def _parts(name: str) -> list[Report]:

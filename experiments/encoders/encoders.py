@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
 
 from experiments import tables
 from experiments.tables import (
@@ -52,17 +51,13 @@ TUPE_R, BERT_R = f"{TUPE}+{T5}", f"{LEARNED}+{T5}"
 def collect(folder: Path, part: str) -> list[Run]:
     """Return the lines of the data file for the finished runs of a folder."""
     runs = tables.collect(folder, part)
-    logs = {config["hash"]: path.parent for path in folder.rglob("config.json") if (config := read(path))}
+    logs = {json.loads(path.read_text())["hash"]: path.parent for path in folder.rglob("config.json")}
     for run in runs:
         logged = read_row_file(logs[run["hash"]] / "metrics.jsonl", tables.refuse, log_problem)
         steps = {row["step"]: row["loss"] for row in logged if "loss" in row}
         ends = range(WINDOW, max(steps) + 1, WINDOW)
         run["losses"] = {str(end): round(fmean(steps[n] for n in steps if end - WINDOW < n <= end), 4) for end in ends}
     return runs
-
-
-def read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text())
 
 
 def loss_at(run: Run, step: int) -> float:
@@ -107,14 +102,6 @@ def at_length(run: Run) -> float:
     return Seeds([run], PPPL).values("ppl")[0]
 
 
-class Claim(NamedTuple):
-    """A claim of the page: what was measured here, and whether it is confirmed."""
-
-    text: str
-    here: str
-    verdict: str
-
-
 def word(confirmed: bool) -> str:
     return "confirmed" if confirmed else "not confirmed"
 
@@ -137,8 +124,8 @@ def methods(found: Mapping[str, Sequence[Run]]) -> list[tuple[str, str]]:
     return verdicts
 
 
-def claims(cells: Sequence[Run], causal: Sequence[Run]) -> list[Claim]:
-    """Return the claims in the order of the page."""
+def claims(cells: Sequence[Run], causal: Sequence[Run]) -> list[tuple[str, str, str]]:
+    """Return the claims in the order of the page: what was measured here, and whether it is confirmed."""
     found = by_setting(cells)
     seeds = {name: Seeds(runs, PPPL) for name, runs in found.items()}
 
@@ -158,17 +145,17 @@ def claims(cells: Sequence[Run], causal: Sequence[Run]) -> list[Claim]:
     both, one_side = ratios(ROPE, 2), Seeds(causal).ratios(2)
     far = ratios("deberta", 2)
     return [
-        Claim("RoPE learns faster", f"lower in {lower} of {sum(map(len, pairs))} comparisons", word(
+        ("RoPE learns faster", f"lower in {lower} of {sum(map(len, pairs))} comparisons", word(
             lower == sum(map(len, pairs)))),
-        Claim("untied beats tied", *without),
-        Claim("also with buckets", *with_buckets),
-        Claim("TUPE in half the steps", f"step {below[0]}" if below else "never", word(
+        ("untied beats tied", *without),
+        ("also with buckets", *with_buckets),
+        ("TUPE in half the steps", f"step {below[0]}" if below else "never", word(
             bool(below) and below[0] <= STEPS[-1] // 2)),
-        Claim("tables end at L", "`undefined`" if undefined else "defined", word(undefined)),
-        Claim("biases stay flat", f"R_8 {min(level):.3f} to {max(level):.3f}", word(max(level) <= 1.05)),
-        Claim("RoPE rises more than causal", f"R_2 {cell(both)}, causal {cell(one_side)}", word(
+        ("tables end at L", "`undefined`" if undefined else "defined", word(undefined)),
+        ("biases stay flat", f"R_8 {min(level):.3f} to {max(level):.3f}", word(max(level) <= 1.05)),
+        ("RoPE rises more than causal", f"R_2 {cell(both)}, causal {cell(one_side)}", word(
             min(both) > max(one_side))),
-        Claim("DeBERTa rises", f"R_2 {cell(far)}", word(min(far) > 1.05)),
+        ("DeBERTa rises", f"R_2 {cell(far)}", word(min(far) > 1.05)),
     ]  # fmt: skip
 
 

@@ -11,7 +11,6 @@ The recipe is that of the quick sweep, with four layers, on the novels. Only the
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from statistics import fmean
 from typing import Any
 
 from configs import quick
-from experiments.tables import HERE, Run, Seeds, cell, load, markdown
+from experiments.tables import HERE, Run, Seeds, cell, load, markdown, ratio_text
 from posx.evaluation.differences import loss_difference
 
 LOCAL, GLOBAL = "window(size=16)", "causal"
@@ -67,9 +66,8 @@ def by_pattern() -> dict[str, list[Run]]:
 
 def against(ours: Seeds, theirs: Seeds, factor: int) -> str:
     """Return the perplexity over that of another pattern, with its 95 % interval over text and seeds."""
-    found = loss_difference(*(list(seeds.rows[factor * L].values()) for seeds in (ours, theirs)))
-    low, high = (math.exp(found.mean + sign * found.half) for sign in (-1, 1))
-    return f"{math.exp(found.mean):.3f} ({low:.3f} to {high:.3f})"
+    found = loss_difference(ours.at(factor), theirs.at(factor))
+    return ratio_text(found.mean, found.half)
 
 
 def table(runs: dict[str, list[Run]]) -> str:

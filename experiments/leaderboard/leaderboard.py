@@ -34,8 +34,8 @@ from typing import Any
 
 from experiments.tables import (
     HERE,
-    WINDOWS,
     Run,
+    Seeds,
     by_setting,
     cell,
     coarser,
@@ -43,9 +43,9 @@ from experiments.tables import (
     markdown,
     multipliers_of,
     over_nope,
+    ratio_text,
 )
 from posx.evaluation.differences import loss_difference
-from posx.evaluation.statistics import horizon, perplexity
 
 BLOCK = 4096
 FACTORS = (2, 4, 8, 16)
@@ -63,44 +63,22 @@ def load_cells() -> list[Run]:
     return load("leaderboard", "cells") + ten
 
 
-class Entry:
-    """The rows of one encoding by length, over seeds. cells: in the order of their seeds."""
+class Entry(Seeds):
+    """The rows of one encoding in non-overlapping windows, as cells of the table."""
 
-    def __init__(self, cells: Sequence[Run]):
-        self.cells, self.train_len = cells, cells[0]["train_len"]
-        by_seed = [{row["eval_len"]: row for row in cell["rows"] if row["protocol"] == WINDOWS} for cell in self.cells]
-        shared = set.intersection(*map(set, by_seed))
-        self.rows = {length: [rows[length] for rows in by_seed] for length in sorted(shared)}
-        self.defined = [n for n, rows in self.rows.items() if all(row["status"] == "ok" for row in rows)]
-
-    def nll(self, length: int) -> list[float]:
-        """Return the loss of each seed, in nats a token."""
-        return [row["nll"] for row in self.rows[length]]
-
-    def ppl(self, length: int) -> float:
-        return fmean(map(perplexity, self.nll(length)))
-
-    def failed(self, length: int) -> str:
-        """Return why there is no mean over all seeds; "-" if it was not measured."""
-        return " and ".join(sorted({row["status"] for row in self.rows.get(length, [])} - {"ok"})) or "-"
-
-    def ratios(self, length: int) -> list[float]:
-        """Return R_k of each seed, NaN if it failed."""
-        pairs = zip(self.rows[length], self.rows[self.train_len], strict=True)
-        return [math.exp(far["nll"] - near["nll"]) if far["status"] == "ok" else math.nan for far, near in pairs]
+    def is_defined(self, factor: int) -> bool:
+        return len(self.values("nll", factor)) == len(self.runs)
 
     def ratio(self, factor: int) -> str:
-        length = factor * self.train_len
-        return cell(self.ratios(length)) if length in self.defined else self.failed(length)
+        return cell(self.ratios(factor)) if self.is_defined(factor) else self.failed(factor)
 
     def horizon(self) -> str:
         """Return the 1 % horizon of the lowest and the highest seed, in training lengths."""
-        beyond = [length for length in self.rows if length > self.train_len]
-        if not self.defined or any(row["status"] == "undefined" for n in beyond for row in self.rows[n]):
+        factors = [length / self.train_len for length in self.rows]
+        if any("undefined" in self.failed(k) for k in factors):
             return "undefined"
-        by_seed = zip(*(self.ratios(n) for n in beyond), strict=True)
-        found = [horizon(dict(zip((n / self.train_len for n in beyond), one, strict=True))) for one in by_seed]
-        ends = [f"{'>= ' * (k * self.train_len == max(beyond))}{k:g}" for k in sorted({min(found), max(found)})]
+        found = self.horizons()
+        ends = [f"{'>= ' * (k == max(factors))}{k:g}" for k in sorted({min(found), max(found)})]
         return " to ".join(ends) + " L"
 
     def against(self, other: Entry, factor: int) -> str:
@@ -116,10 +94,9 @@ def difference(one: Entry, factor: int, other: Entry, other_factor: int) -> tupl
 
     Each is measured at so many training lengths. The interval is over text and over seeds. None if one has no loss.
     """
-    length, other_length = factor * one.train_len, other_factor * other.train_len
-    if length not in one.defined or other_length not in other.defined:
+    if not one.is_defined(factor) or not other.is_defined(other_factor):
         return None
-    found = loss_difference(one.rows[length], other.rows[other_length], paired=one is other)
+    found = loss_difference(one.at(factor), other.at(other_factor), paired=one is other)
     return found.mean, math.inf if found.over_seeds is None else found.half
 
 
@@ -135,7 +112,7 @@ def entries_of(cells: Sequence[Run]) -> dict[str, Entry]:
 def table(cells: Sequence[Run], times: Mapping[str, str]) -> str:
     """Return Markdown. times: of a step, over NoPE's."""
     entries = entries_of(cells)
-    order = sorted(entries, key=lambda name: entries[name].ppl(entries[name].train_len))
+    order = sorted(entries, key=lambda name: fmean(entries[name].values("ppl")))
     head = [
         "encoding",
         "parameters",
@@ -151,10 +128,9 @@ def table(cells: Sequence[Run], times: Mapping[str, str]) -> str:
     body = []
     for name in order:
         entry = entries[name]
-        at_train = entry.rows[entry.train_len]
         line = [
-            f"`{name}`", f"{entry.cells[0]['num_params']:,}", str(len(at_train)), multiplier(entry.cells[0]),
-            f"{fmean(row['bpb'] for row in at_train):.3f}", cell([row["ppl"] for row in at_train]),
+            f"`{name}`", f"{entry.runs[0]['num_params']:,}", str(len(entry.runs)), multiplier(entry.runs[0]),
+            f"{fmean(entry.values('bpb')):.3f}", cell(entry.values("ppl")),
             *map(entry.ratio, FACTORS), entry.horizon(), times.get(name, "-"),
         ]  # fmt: skip
         line += [entry.against(entries[r], k) if r in entries and r != name else "-" for r in RIVALS for k in (1, 8)]
@@ -175,8 +151,7 @@ def claims(cells: Sequence[Run], published: Sequence[Mapping[str, Any]]) -> str:
             verdict, found = "no loss", difference(entries[name], at, entries[rival], rival_at)
         if found is not None:
             gap, half = found
-            ends = f"{math.exp(gap - half):.3f} to {math.exp(gap + half):.3f}" if half < math.inf else "one seed"
-            here = f"{math.exp(gap):.3f} ({ends})"
+            here = ratio_text(gap, half) if half < math.inf else f"{math.exp(gap):.3f} (one seed)"
             verdict = judged(claim["is"], gap - half, gap + half)
         lines.append(f"| {what} | {claim['source']} | {here} | {verdict} |")
     return "\n".join(lines)

@@ -317,27 +317,18 @@ def rates(runs: Sequence[Run]) -> str:
     return markdown(["encoding", *(f"{rate:g}" for rate in columns)], body)
 
 
-class Claim(NamedTuple):
-    """A claim of the page between two cells: what was measured, and the verdict."""
-
-    text: str
-    cells: str
-    here: str
-    verdict: str
-
-
-def claims(cells: Sequence[Cell]) -> Iterator[Claim]:
-    """Yield the claims in the order of the page."""
+def claims(cells: Sequence[Cell]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the claims in the order of the page: the claim, the two cells, what was measured, and the verdict."""
     found = {(one.width, one.train_len): one for one in cells}
 
-    def pair(text: str, one: tuple[int, int], other: tuple[int, int], factor: int) -> Claim:
+    def pair(text: str, one: tuple[int, int], other: tuple[int, int], factor: int) -> tuple[str, str, str, str]:
         places = f"{one[0]} x {one[1]}, {other[0]} x {other[1]}"
         if one not in found or other not in found:
-            return Claim(text, places, "-", "not run")
+            return (text, places, "-", "not run")
         changed = swaps(found[one], found[other], factor)
         middle, low, high = tau(found[one], found[other], factor)
         verdict = "refuted" if changed else "confirmed" if low > HOLDS else "open"
-        return Claim(text, places, f"tau {middle:.2f} ({low:.2f} to {high:.2f})", verdict)
+        return (text, places, f"tau {middle:.2f} ({low:.2f} to {high:.2f})", verdict)
 
     for text, factor in (("the order at L holds", 1), ("the order beyond L holds", 4)):
         for one, other in ((64, 128), (128, 256), (64, 256)):
@@ -347,16 +338,16 @@ def claims(cells: Sequence[Cell]) -> Iterator[Claim]:
         ("who fails stays failing", lambda r: r > FAILING, lambda r: r < RISEN),
     ):
         if (64, 64) not in found or (256, 64) not in found:
-            yield Claim(text, "64 x 64, 256 x 64", "-", "not run")
+            yield (text, "64 x 64, 256 x 64", "-", "not run")
             continue
         small, large = (np.exp(score(one.values, 4)) for one in align(found[64, 64], found[256, 64]))
         meant = large[holds(small)]
         if not meant.size:
-            yield Claim(text, "64 x 64, 256 x 64", "no encoding", "open")
+            yield (text, "64 x 64, 256 x 64", "no encoding", "open")
             continue
         verdict = "refuted" if is_refuted(meant).any() else "confirmed" if holds(meant).all() else "open"
         here = f"{len(meant)} encodings, R_4 {meant.min():.3f} to {meant.max():.3f}"
-        yield Claim(text, "64 x 64, 256 x 64", here, verdict)
+        yield (text, "64 x 64, 256 x 64", here, verdict)
     for width in (64, 128, 256):
         yield pair("longer training lengths keep the order", (width, 64), (width, 256), 1)
 

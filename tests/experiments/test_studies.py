@@ -19,7 +19,7 @@ from experiments.recipe import recipe
 from experiments.scaling import scaling
 from experiments.tables import Seeds, by_setting, cells_of, load, over_nope, row_tables
 from experiments.tasks import places, tasks
-from experiments.train_short_test_long.gates import Study, gates
+from experiments.train_short_test_long.gates import gates
 from posx.encodings import ENCODINGS
 from posx.lab.files import rows
 from tests.experiments.readme import bodies, of_markdown
@@ -89,7 +89,7 @@ def test_perplexities_of_the_study():
 
 
 def test_gates_of_the_study():
-    assert bodies(STUDY)[2] == gates(Study(load(STUDY, "study")))
+    assert bodies(STUDY)[2] == gates(load(STUDY, "study"))
 
 
 def test_answers_to_the_tasks():

@@ -18,7 +18,6 @@ from posx.evaluation import interval, paired_ratio
 from posx.evaluation.statistics import row_blocks
 from posx.lab import plots
 from posx.lab.plots import curves, groups, heat, look, palette, points
-from posx.lab.plots.published import Published
 from posx.lab.results.columns import RUN_COLUMNS, make_table
 from posx.lab.results.facts import settings_facts
 from posx.lab.results.table import missing_runs, read_results
@@ -449,17 +448,6 @@ def test_other_items_at_each_length_make_no_ratio() -> None:
     known = {"protocol": "answers", "stride": None, "targets": "items", "num_items": 8, "exact_match": 0.5}
     (panel,) = panels([row("rope", length, **known) for length in (64, 128)])
     assert [point.values for curve in points.ratio_curves(panel) for point in curve.points] == [(), ()]
-
-
-def test_published_ratios_lie_behind_own_curves() -> None:
-    """Up to the last k of the figure, and with a note. Encodings without a curve are left out."""
-    (panel,) = panels([row(name, length) for name in ("rope", "alibi") for length in (64, 128, 256)])
-    given = [Published("rope", "Press 2022", {2.0: 1.6, 64.0: 9.0}), Published("fire", "Chi 2022", {2.0: 1.1})]
-    figure, note = curves.ratio(panel, given), "Grey: published ratios, with the mark of their encoding"
-    (line,) = [one for one in figure.axes[0].lines if list(one.get_ydata()) == [1, 1.6]]
-    assert list(line.get_xdata()) == [1, 2] and line.get_marker() == palette.LOOKS["rope"].marker
-    assert "Press 2022" in words(figure) and "Chi 2022" not in words(figure)
-    assert [any(text.startswith(note) for text in words(one)) for one in (figure, curves.ratio(panel))] == [True, False]
 
 
 def test_training_curve_takes_the_last_row_of_a_step(tmp_path: pathlib.Path) -> None:

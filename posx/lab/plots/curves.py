@@ -21,7 +21,6 @@ from posx.lab.plots import baselines, captions, look, points, strokes
 from posx.lab.plots.groups import Curve, Panel, Point, common_names, curves_of_runs, firsts, settings_by_length
 from posx.lab.plots.heat import distance_map, has_distances, triangle
 from posx.lab.plots.palette import Look
-from posx.lab.plots.published import NOTE, Published, draw_published, select_lines
 from posx.lab.results.columns import FAILED, finite_perplexity, plain_rows
 
 _EVEN = [1, 2, 2.5, 5, 10]  # steps between ticks
@@ -107,13 +106,8 @@ def _close_view(ax: Axes, curves: Sequence[Curve], train_len: int, trained: Sequ
     return [name for name, own in drawn.items() if own and not any(low <= point.mean <= high for point in own)]
 
 
-def ratio(panel: Panel, published: Sequence[Published] = ()) -> Figure:
-    """Draw R_k = ppl(kL) / ppl(L) against k, log-log. At R_k = 1, windows k times as long lose nothing.
-
-    Args:
-      panel: the rows.
-      published: ratios of other works, drawn in grey behind the curves of the same encodings.
-    """
+def ratio(panel: Panel) -> Figure:
+    """Draw R_k = ppl(kL) / ppl(L) against k, log-log. At R_k = 1, windows k times as long lose nothing."""
     curves, windows = baselines.split_windows(points.ratio_curves(panel))
     whole, _ = baselines.split_windows(points.perplexity_curves(panel))
     at_train = {one.label: point.mean for one in whole for point in one.points if point.x == panel.train_len}
@@ -130,12 +124,9 @@ def ratio(panel: Panel, published: Sequence[Published] = ()) -> Figure:
     quantity = captions.perplexity_name(panel.protocol)
     ax.set_ylabel(f"{quantity} relative to that at L")
     values, top = strokes.drawn_values(curves), math.inf
-    others = select_lines(published, curves) if values else []
     if values:
         ax.axhline(1.0, color="#888888", linewidth=1.0, dashes=(4, 3), zorder=1)
-        values += [one.ratios[k] for _, one, factors in others for k in factors]
         top = look.log_axis(ax, [*baselines.frame_values(values, windows, trained, None), 0.95, 1.1])
-        draw_published(ax, others)
     else:
         strokes.show_nothing(ax, f"no run has a finite {quantity} at L")
     lanes = strokes.mark_failures(ax, curves)
@@ -143,7 +134,7 @@ def ratio(panel: Panel, published: Sequence[Published] = ()) -> Figure:
     lines = [f"{look.one_line(curve.label)}: no value at L, so no ratio" for curve in unbased[:6]]
     title = f"{quantity.capitalize()} relative to the training length, R_k = ppl(kL) / ppl(L)"
     interval, more = "95 % interval of the ratio over text", [*lines, *strokes.frame_notice([*curves, *windows], top)]
-    more += [*baselines.longer_notes(panel), *[NOTE][: len(others)]]
+    more += baselines.longer_notes(panel)
     strokes.write_words(made, title, [panel], curves, interval, lanes, "k = ", more)
     strokes.draw_legend(made, panel, curves, 0.76, baselines.handles(windows, trained))
     return made
