@@ -99,7 +99,7 @@ def answers(name: str) -> list[str]:
     """Return the right answers of small models at 4 L: the flip-flop, and recall behind `key_offset`."""
     alone, behind = answer_cells()
     found = alone[name]["flip_flop"], behind[f"key_offset+{name}"]["mqar(symbols=16)"]
-    return [tasks.range_text(tasks.values_at(rows, 4)) for rows in found]
+    return [tasks.answers_text(rows, 4) for rows in found]
 
 
 ANSWERS = ("flip-flop, 4 L", "recall, 4 L")
@@ -211,12 +211,12 @@ Study = dict[tuple[str, str], Seeds]
 def recall(entries: dict[str, Entry]) -> str:
     """Return the right answers of the ten to items beyond L, by their R_16 on text."""
     cells = tasks.read_cells(load("tasks", "cells"))
-    columns = [(task, k) for task in tasks.tasks_in(cells) if task != "binary_majority" for k in (2, 4)]
+    columns = [(task, k) for task in tasks.tasks_in(cells) if task != "binary_majority" for k in tasks.FACTORS]
     body = []
     for name in sorted(cells, key=lambda name: (name in UNDEFINED, SHOWN.index(name))):
-        answers = (tasks.values_at(cells[name][task], k) for task, k in columns)
-        body.append([link(name), entries[name].ratio(16), *map(tasks.range_text, answers)])
-    heads = (f"{tasks.short_name(task).replace('_', ' ')}, {k} L" for task, k in columns)
+        answers = (tasks.answers_text(cells[name][task], k) for task, k in columns)
+        body.append([link(name), entries[name].ratio(16), *answers])
+    heads = (f"{tasks.short_name(task).replace('_', ' ')}, {tasks.length_name(k)}" for task, k in columns)
     return markdown(["encoding", "R_16 on text", *heads], body)
 
 

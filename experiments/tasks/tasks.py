@@ -58,6 +58,10 @@ def short_name(task: str) -> str:
     return task.partition("(")[0]
 
 
+def length_name(factor: float) -> str:
+    return "L" if factor == 1 else f"{factor:g} L"
+
+
 def read_cells(runs: Sequence[Run]) -> Cells:
     """Return the rows of the sweep by encoding and task, in the order of their seeds."""
     cells: Cells = defaultdict(lambda: defaultdict(list))
@@ -87,6 +91,16 @@ def range_text(values: Sequence[float]) -> str:
     return text if len(values) == 1 else f"{text} ({100 * min(values):.1f}-{100 * max(values):.1f})"
 
 
+def mark(text: str, rows: Sequence[Row]) -> str:
+    """Return a cell, in italics if a seed is not right at L: it says nothing about length."""
+    return f"*{text}*" if text != "-" and min(values_at(rows, 1), default=1) < LEARNED else text
+
+
+def answers_text(rows: Sequence[Row], factor: float) -> str:
+    """Return the right items at `factor` training lengths as a cell: `range_text`, marked."""
+    return mark(range_text(values_at(rows, factor)), rows)
+
+
 def tasks_in(cells: Cells) -> list[str]:
     return list(dict.fromkeys(task for by_task in cells.values() for task in by_task))
 
@@ -104,12 +118,12 @@ def order_rows(cells: Cells, tasks: Sequence[str]) -> list[str]:
 def table(cells: Cells) -> str:
     """Return right answers in per cent by encoding, task and length as Markdown."""
     tasks = tasks_in(cells)
-    places = [f"{short_name(task)}, {'L' if k == 1 else f'{k} L'}" for task in tasks for k in FACTORS]
+    places = [f"{short_name(task)}, {length_name(k)}" for task in tasks for k in FACTORS]
     body = []
     for encoding in order_rows(cells, tasks):
         counts = {len({row["seed"] for row in cells[encoding].get(task, ())}) for task in tasks}
-        each = (values_at(cells[encoding].get(task, ()), k) for task in tasks for k in FACTORS)
-        body.append([f"`{encoding}`", " or ".join(map(str, sorted(counts))), *map(range_text, each)])
+        each = (answers_text(cells[encoding].get(task, ()), k) for task in tasks for k in FACTORS)
+        body.append([f"`{encoding}`", " or ".join(map(str, sorted(counts))), *each])
     return markdown(["encoding", "seeds", *places], body)
 
 
@@ -126,7 +140,7 @@ def rates(runs: Sequence[Run]) -> str:
         line = [f"`{encoding}`"]
         for task, rate in columns:
             rows = found.get((encoding, task, rate), ())
-            line.append(", ".join(range_text(values_at(rows, k)) for k in FACTORS) if rows else "-")
+            line.append(mark(", ".join(range_text(values_at(rows, k)) for k in FACTORS), rows) if rows else "-")
         body.append(line)
     return markdown(["encoding", *(f"{short_name(task)}, {rate:g}" for task, rate in columns)], body)
 
@@ -180,7 +194,7 @@ def figure(cells: Cells, path: Path) -> None:
             text = "-" if np.isnan(value) else f"{value:.0f}"
             color = "white" if value <= 55 else "black"
             axis.text(column, line, text, ha="center", va="center", color=color, fontsize=8)
-        axis.set_xticks(range(len(FACTORS)), ["L" if k == 1 else f"{k} L" for k in FACTORS])
+        axis.set_xticks(range(len(FACTORS)), [length_name(k) for k in FACTORS])
         axis.set_yticks(range(len(names)), names, fontsize=8)
         axis.set_title(f"{short_name(task)}\nexact match, %", fontsize=9)
     drawn.colorbar(image, ax=axes, fraction=0.05, label="right, %")
@@ -250,8 +264,7 @@ def gates(runs: Sequence[Run], published: Sequence[Mapping[str, Any]]) -> str:
         values = values_at([row for row in rows if task_name(row) == measured_on], gate["at"], metric)
         trained = values_at([row for row in rows if task_name(row) == gate["task"]], 1, metric)
         bound = f"at least {gate['least']:g}" if "least" in gate else f"at most {gate['most']:g}"
-        length = "L" if gate["at"] == 1 else f"{gate['at']} L"
-        what = f"`{gate['encoding']}`, `{measured_on}`, {metric.replace('_', ' ')} at {length}"
+        what = f"`{gate['encoding']}`, `{measured_on}`, {metric.replace('_', ' ')} at {length_name(gate['at'])}"
         each = (", ".join(f"{value:.3f}" for value in numbers) or "-" for numbers in (trained, values))
         body.append([what, bound, gate["source"], *each, verdict(values, trained, gate)])
     return markdown(["gate", "bound", "source", "trained on, at L", "here, each seed", "verdict"], body)
