@@ -42,7 +42,7 @@ from posx.evaluation.differences import (
     judge,
     loss_difference,
 )
-from posx.evaluation.statistics import mean_blocks, paired_ratio
+from posx.evaluation.statistics import mean_blocks
 
 STUDY = "train_short_test_long"
 #: The entries of the page, by the rise of their loss beyond L: not seen, slow, fast.
@@ -259,9 +259,8 @@ def same_encoding(entries: dict[str, Entry], factor: int) -> str:
     for entry in entries.values():
         if entry.is_defined(factor):
             for pair in itertools.combinations(entry.at(factor), 2):
-                _, low, high = paired_ratio(*pair)
-                assert low is not None and high is not None
-                found.append(not low <= 1 <= high)
+                gap = loss_difference(*([row] for row in pair))
+                found.append(abs(gap.mean) > gap.half)
     return f"{sum(found)} of {len(found)} pairs at {factor} L"
 
 

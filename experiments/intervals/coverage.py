@@ -112,7 +112,7 @@ def of_seeds(seeds: int, effect: str, spread: str, calls: int, rng: np.random.Ge
     hits: dict[str, list[bool]] = {name: [] for name in ("seeds", "text", "both", "unpaired", "R_k")}
     for n in range(calls):
         far_a, far_b, near_a, near_b = (
-            [_row(text[m, n] + effects[m, n, seed] + noise[m, n, seed], counts) for seed in range(seeds)]
+            [row_of(text[m, n] + effects[m, n, seed] + noise[m, n, seed], counts) for seed in range(seeds)]
             for m in range(4)
         )
         found = loss_difference(far_a, far_b, paired=True)
@@ -131,7 +131,7 @@ def of_seeds(seeds: int, effect: str, spread: str, calls: int, rng: np.random.Ge
     return {name: float(np.mean(found)) for name, found in hits.items()}
 
 
-def _row(losses: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
+def row_of(losses: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
     facts = {"targets": "t", "block_len": BLOCK_LEN, "num_targets": int(counts.sum())}
     return facts | {"block_nll": (losses * counts).tolist(), "nll": float(losses.mean())}
 

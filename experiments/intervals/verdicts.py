@@ -10,10 +10,10 @@ and text anew, and compares each pair of methods, as `posx compare` does. Prints
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
+from experiments.intervals.coverage import row_of
 from posx.evaluation.differences import (
     BETTER,
     FEWEST_SEEDS,
@@ -48,13 +48,9 @@ def draw(
     own, common = rng.standard_normal((len(methods), seeds, 1)), rng.standard_normal((seeds, 1))
     effects = np.reshape(methods, (-1, 1, 1)) + math.sqrt(1 - shared) * own + math.sqrt(shared) * common
     losses = text + SPREAD * effects + NOISE * rng.standard_normal((len(methods), seeds, BLOCKS))
-    rows = [[_row(loss) for loss in method] for method in losses]
+    counts = np.full(BLOCKS, BLOCK_LEN)
+    rows = [[row_of(loss, counts) for loss in method] for method in losses]
     return [loss_difference(one, other, paired) for one, other in itertools.combinations(rows, 2)]
-
-
-def _row(losses: np.ndarray) -> dict[str, Any]:
-    facts = {"targets": "t", "block_len": BLOCK_LEN, "num_targets": BLOCKS * BLOCK_LEN}
-    return facts | {"block_nll": (losses * BLOCK_LEN).tolist(), "nll": float(losses.mean())}
 
 
 def separated(verdicts: Sequence[tuple[Verdict, Verdict]]) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Measure a sweep on more workers, and one run on more processes, on one machine and by the commands themselves.
 
-    python experiments/scale/scale.py measure experiments/scale/measured.json
-    python experiments/scale/scale.py figure experiments/scale/measured.json
-    python experiments/scale/scale.py plan experiments/scale/measured.json
+    python -m experiments.scale.scale measure experiments/scale/measured.json
+    python -m experiments.scale.scale figure experiments/scale/measured.json
+    python -m experiments.scale.scale plan experiments/scale/measured.json
 
 `measure` needs a quiet machine of four cores, and the extra `ray`. Each worker is a Ray machine of one CPU. Each
 process of a run is bound to one core. `plan` prints Markdown: the measurements, and the memory and traffic of a 7 B
@@ -24,6 +24,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from experiments.tables import markdown
 
 ROOT = Path(__file__).parents[2]
 WORKERS = (1, 2, 4)
@@ -181,26 +183,36 @@ def figure(path: Path) -> None:
             print(one)
 
 
-def plan(path: Path) -> None:
-    """Print the measurements, and the computed needs of a model of 7 B."""
-    found = json.loads(path.read_text())
-    print("| sweep of 8 runs | workers | seconds | runs an hour | of one worker times n |")
-    print("| --- | ---: | ---: | ---: | ---: |")
-    alone = next(row["seconds"] for row in found["sweeps"] if row["on"] == "ray" and row["workers"] == 1)
-    for row in found["sweeps"]:
-        hourly = 3600 * found["runs"] / row["seconds"]
-        share = alone / row["seconds"] / row["workers"]
-        print(f"| {row['on']} | {row['workers']} | {row['seconds']:.0f} | {hourly:.0f} | {share:.2f} |")
-    print()
-    print("| one run | processes | mesh | tokens a second | of one process times n | largest difference of a loss |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
-    first = found["training"][0]
+def sweeps_table(found: dict[str, Any]) -> str:
+    """Return the sweeps as Markdown."""
+    names, (alone, *_) = {"ray": "Ray", "here": "this machine, `--jobs=4`"}, found["sweeps"]
+    body = [
+        [
+            names[row["on"]], f"{row['workers']}", f"{row['seconds']:.0f}",
+            f"{3600 * found['runs'] / row['seconds']:.0f}",
+            f"{alone['seconds'] / row['seconds'] / row['workers']:.2f}",
+        ]
+        for row in found["sweeps"]
+    ]  # fmt: skip
+    return markdown(["sweep of 8 runs", "workers", "seconds", "runs an hour", "of one worker times n"], body)
+
+
+def processes_table(found: dict[str, Any]) -> str:
+    """Return the runs on several processes as Markdown."""
+    first, body = found["training"][0], []
     for row in found["training"]:
         apart = max(abs(a - b) for a, b in zip(row["losses"], first["losses"], strict=True))
         share = row["tokens_per_second"] / first["tokens_per_second"] / row["processes"]
-        how = row["mesh"] or "none"
-        print(f"| RoPE | {row['processes']} | {how} | {row['tokens_per_second']:,.0f} | {share:.2f} | {apart:.1e} |")
-    print()
+        speed = [f"{row['processes']}", row["mesh"], f"{row['tokens_per_second']:,.0f}", f"{share:.2f}"]
+        body.append([*speed, f"{apart:.1e}" if apart else ""])
+    head = ["processes, a core each", "mesh", "tokens/s", "of one process times n", "largest difference of a loss"]
+    return markdown(head, body)
+
+
+def plan(path: Path) -> None:
+    """Print the measurements, and the computed needs of a model of 7 B."""
+    found = json.loads(path.read_text())
+    print(f"{sweeps_table(found)}\n\n{processes_table(found)}\n")
     for name, sizes, mesh in PLANNED:
         print(f"* {name}, {mesh}, batches in {sizes['train.accumulation']}: {on_paper(sizes, mesh)}")
 

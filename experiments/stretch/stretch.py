@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 from experiments.tables import HERE, coarser, markdown
 from posx.encodings import changed, from_spec, spec_text
-from posx.evaluation.statistics import paired_ratio
+from posx.evaluation.differences import loss_difference
 from posx.lab.files import lines
 from posx.lab.runs.folder import RunFolder
 
@@ -265,9 +265,9 @@ def _cell(row: dict[str, Any] | None, plain: dict[str, Any] | None) -> str:
         return "-"
     if row is plain:
         return f"{row['ppl']:.2f}"
-    ratio = paired_ratio(row, plain)
-    ends = f", {ratio.low:.3f} to {ratio.high:.3f}" if ratio.low is not None and ratio.high is not None else ""
-    return f"{row['ppl']:.2f} ({ratio.value:.3f}{ends})"
+    gap = loss_difference([row], [plain])
+    ends = ", {:.3f} to {:.3f}".format(*gap.effect(gap.half)) if gap.over_text is not None else ""
+    return f"{row['ppl']:.2f} ({gap.effect()[0]:.3f}{ends})"
 
 
 #: {the first word of a rule: its colour}, and {factor or group: line style}.

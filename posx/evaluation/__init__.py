@@ -30,15 +30,15 @@ from posx.evaluation.probe import check_first_windows
 from posx.evaluation.protocols import BeginEveryWindow, Nonoverlapping, PerPosition, Sliding, protocol_class
 from posx.evaluation.published import HfStrided, LmEvalRolling
 from posx.evaluation.scoring import LogProbs, Measured
-from posx.evaluation.statistics import Ratio, interval, paired_extrapolation, paired_ratio
+from posx.evaluation.statistics import interval
 from posx.evaluation.targets import with_ends
 from posx.lazy import module_getter
 from posx.notices import say
 
 __all__ = [
-    "BeginEveryWindow", "Difference", "HfStrided", "LmEvalRolling", "Nonoverlapping", "PerPosition", "Ratio", "Sliding",
+    "BeginEveryWindow", "Difference", "HfStrided", "LmEvalRolling", "Nonoverlapping", "PerPosition", "Sliding",
     "StandardError", "UndefinedLength", "Verdict", "evaluate", "holm", "interval", "judge", "loss_difference",
-    "paired_extrapolation", "paired_ratio", "rise_difference",
+    "rise_difference",
 ]  # fmt: skip
 
 __getattr__ = module_getter(__name__)

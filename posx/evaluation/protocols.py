@@ -180,10 +180,6 @@ class Sliding(Protocol):
         self.check_text(len(stream) - 1, lengths, "the stream")
         return place(stream, self.num_targets, first=warm_up, documents=documents)
 
-    def measure(self, model: Measured, lengths: Sequence[int]) -> Iterator[Row]:
-        for row in super().measure(model, lengths):
-            yield row | {"warm_up": self.warm_up or max(lengths)}
-
 
 #: Protocols by their names in rows and settings.
 PROTOCOLS: dict[str, type[Protocol]] = {

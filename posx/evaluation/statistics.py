@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -34,19 +34,6 @@ LEAST_PLACES = 8
 LARGEST_NLL = 700.0
 
 _Row = Mapping[str, Any]
-
-
-class Ratio(NamedTuple):
-    """A perplexity ratio and its 95 % interval over text.
-
-    Attributes:
-      value: the ratio.
-      low, high: the ends of the interval, None if there is too little text.
-    """
-
-    value: float
-    low: float | None
-    high: float | None
 
 
 def half_width(sums: Any, counts: Any) -> float | None:
@@ -120,42 +107,6 @@ def interval(sums: Any, counts: Any) -> tuple[float, float] | None:
     half = half_width(sums, counts)
     mean = float(np.sum(sums) / np.sum(counts))
     return None if half is None else (mean - half, mean + half)
-
-
-def paired_ratio(a: _Row, b: _Row) -> Ratio:
-    """Return the perplexity of row `a` over that of row `b`, which scored the same targets, from block differences.
-
-    The cost that a passage has in both cancels. Raises ConfigError for rows that `check_pair` refuses.
-    """
-    check_pair(a, b)
-    (sums_a, counts), (sums_b, _) = row_blocks(a), row_blocks(b)
-    return _ratio(sums_a - sums_b, counts, a, b)
-
-
-def paired_extrapolation(far_a: _Row, near_a: _Row, far_b: _Row, near_b: _Row) -> Ratio:
-    """Return R_k of encoding a over R_k of encoding b, R_k = PPL(kL) / PPL(L), from block differences of four rows.
-
-    The interval covers the text and not the seeds: it is about two trained models.
-
-    Args:
-      far_a, near_a: the rows of encoding a at kL and at L tokens.
-      far_b, near_b: the rows of encoding b at the same lengths. All four must have scored the same targets.
-
-    Raises:
-      ConfigError: for rows that `check_pair` refuses, and for windows of other k.
-    """
-    check_pair(far_a, near_a, far_b, near_b)
-    check_rises((far_a, near_a), (far_b, near_b))
-    blocks = [row_blocks(row) for row in (far_a, near_a, far_b, near_b)]
-    sums_far_a, sums_near_a, sums_far_b, sums_near_b = (sums for sums, _ in blocks)
-    return _ratio((sums_far_a - sums_near_a) - (sums_far_b - sums_near_b), blocks[0][1], far_a, near_a, far_b, near_b)
-
-
-def _ratio(difference: np.ndarray, counts: np.ndarray, *rows: _Row) -> Ratio:
-    """Return exp(sum(difference) / sum(counts)), of differences of losses by block [n], in nats. rows: all of them."""
-    mean, half = float(difference.sum() / counts.sum()), None if few_places(*rows) else half_width(difference, counts)
-    ends = (None, None) if half is None else (perplexity(mean - half), perplexity(mean + half))
-    return Ratio(perplexity(mean), *ends)
 
 
 def horizon(ratios: Mapping[float, float], factor: float = 1.01) -> float:

@@ -7,8 +7,7 @@ import pytest
 
 from experiments.intervals import coverage as study
 from posx.errors import ConfigError
-from posx.evaluation import Nonoverlapping, evaluate, interval, paired_extrapolation, paired_ratio
-from posx.evaluation.differences import loss_difference
+from posx.evaluation import Nonoverlapping, evaluate, interval, loss_difference, rise_difference
 from posx.evaluation.statistics import T_QUANTILE, half_width, horizon
 
 rng = np.random.default_rng(0)
@@ -61,41 +60,52 @@ def test_an_interval_is_that_of_the_mean_over_targets():
 def row(sums, **changes):
     made = {
         "run_id": "rope", "protocol": "nonoverlapping", "eval_len": 64, "status": "ok", "targets": "a", "block_len": 50,
-        "num_targets": 50 * len(sums), "block_nll": list(sums),
+        "num_targets": 50 * len(sums), "nll": float(np.mean(sums)) / 50, "block_nll": list(sums),
     }  # fmt: skip
     return made | changes
 
 
-def test_paired_ratio_takes_out_what_a_passage_costs_both():
+def shown(gap):
+    """The ratio of perplexities and the ends of its interval."""
+    return gap.effect()[0], *gap.effect(gap.half)
+
+
+def test_pairs_take_out_what_a_passage_costs_both():
     hard = rng.uniform(0, 200, 60)
     a, b = hard + 50 * 0.10 + rng.normal(0, 0.5, 60), hard
-    ratio, low, high = paired_ratio(row(a), row(b))
+    ratio, low, high = shown(loss_difference([row(a)], [row(b)]))
     assert ratio == pytest.approx(math.exp((a - b).sum() / 3000))
     half = half_width(a - b, np.full(60, 50))
     assert (low, high) == pytest.approx((ratio * math.exp(-half), ratio * math.exp(half)))
     assert high - low < 0.02 < 0.2 < np.subtract(*reversed(interval(a, np.full(60, 50))))
-    assert paired_ratio(row(b), row(b)) == (1.0, 1.0, 1.0)
-    assert paired_ratio(row(a[:8]), row(b[:8]))[1:] == (None, None), "eight blocks, and one, are too few"
-    assert paired_ratio(row(a[:1]), row(b[:1])).low is None
+    assert shown(loss_difference([row(b)], [row(b)])) == (1.0, 1.0, 1.0)
+    for blocks in (1, 8):
+        assert loss_difference([row(a[:blocks])], [row(b[:blocks])]).over_text is None, "too few blocks"
 
 
-def test_paired_extrapolation_is_the_ratio_of_two_r_k():
+def test_a_difference_of_rises_is_the_ratio_of_two_r_k():
     hard = rng.uniform(0, 200, 60)
     near_a, near_b, far_b = (hard + rng.normal(0, 0.5, 60) for _ in range(3))
     far_a = hard + 50 * 0.03 + rng.normal(0, 0.5, 60)
-    rows = [row(sums) | {"eval_len": n} for sums, n in zip((far_a, near_a, far_b, near_b), (128, 64) * 2, strict=True)]
-    found, r_a, r_b = paired_extrapolation(*rows), paired_ratio(*rows[:2]), paired_ratio(*rows[2:])
-    assert found.value == pytest.approx(r_a.value / r_b.value)
+    rows = [row(sums, eval_len=n) for sums, n in zip((far_a, near_a, far_b, near_b), (128, 64) * 2, strict=True)]
+
+    def rises(far_a, near_a, far_b, near_b):
+        return rise_difference([(far_a, near_a)], [(far_b, near_b)])
+
+    found, r_a, r_b = (
+        shown(gap) for gap in (rises(*rows), *(loss_difference([f], [n]) for f, n in (rows[:2], rows[2:])))
+    )
+    assert found[0] == pytest.approx(r_a[0] / r_b[0])
     half = half_width(far_a - near_a - far_b + near_b, np.full(60, 50))
-    assert found[1:] == pytest.approx((found.value * math.exp(-half), found.value * math.exp(half)))
-    assert found.low > 1 and paired_extrapolation(*rows[2:], *rows[2:]) == (1.0, 1.0, 1.0)
+    assert found[1:] == pytest.approx((found[0] * math.exp(-half), found[0] * math.exp(half)))
+    assert found[1] > 1 and shown(rises(*rows[2:], *rows[2:])) == (1.0, 1.0, 1.0)
     for n in range(4):
         other = [made | {"targets": "b"} if n == place else made for place, made in enumerate(rows)]
         with pytest.raises(ConfigError, match="scored different targets"):
-            paired_extrapolation(*other)
+            rises(*other)
     for order in ((1, 0, 3, 2), (0, 1, 3, 2), (0, 1, 2, 0)):
         with pytest.raises(ConfigError, match="R_k needs rows at kL and L tokens"):
-            paired_extrapolation(*(rows[n] for n in order))
+            rises(*(rows[n] for n in order))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +121,7 @@ def test_rows_that_cannot_be_paired_are_refused_in_one_line(changes, words):
     a = row(np.ones(60))
     for pair in ((a, a | changes), (a | changes, a)):
         with pytest.raises(ConfigError, match=words) as caught:
-            paired_ratio(*pair)
+            loss_difference(*([one] for one in pair))
         assert "\n" not in str(caught.value) and "rope (nonoverlapping at 64)" in str(caught.value)
 
 
@@ -123,12 +133,12 @@ def test_rows_of_evaluate_pair_and_hold_their_own_interval():
         return table[tokens[:, 1:]] - 0.5 / np.arange(1, tokens.shape[1], dtype=np.float32)
 
     short, long = evaluate(model, stream, Nonoverlapping(8192), (16, 64))
-    ratio = paired_ratio(long, short)
-    assert ratio.low < ratio.value < ratio.high < 1, "longer windows have fewer targets near their start"
+    ratio, low, high = shown(loss_difference([long], [short]))
+    assert low < ratio < high < 1, "longer windows have fewer targets near their start"
     assert short["nll_interval"][0] < short["nll"] < short["nll_interval"][1]
     (other,) = evaluate(model, stream, Nonoverlapping(4096), [16])
     with pytest.raises(ConfigError, match="different targets"):
-        paired_ratio(other, short)
+        loss_difference([other], [short])
 
 
 def test_a_horizon_ends_where_perplexity_first_leaves_it() -> None:
@@ -149,9 +159,9 @@ def test_a_horizon_ends_where_perplexity_first_leaves_it() -> None:
 def test_few_places_of_a_text_give_no_interval_and_no_p(places, has):
     """The whole text, of which no other targets could be chosen, is never too few places."""
     sums = rng.normal(100, 5, (2, 60))
-    one, other = (row(values, nll=float(values.sum()) / 3000, **places) for values in sums)
-    ratio, gap = paired_ratio(one, other), loss_difference([one], [other])
-    assert ratio.value == pytest.approx(math.exp(one["nll"] - other["nll"]))
-    assert [found is not None for found in (ratio.low, ratio.high, gap.over_text, gap.p)] == [has] * 4
+    one, other = (row(values, **places) for values in sums)
+    gap = loss_difference([one], [other])
+    assert gap.mean == pytest.approx(one["nll"] - other["nll"])
+    assert [found is not None for found in (gap.over_text, gap.p)] == [has] * 2
     few = f"too few places of the text ({places['num_stretches']} stretch"
     assert gap.no_interval == "" if has else gap.no_interval.startswith(few)

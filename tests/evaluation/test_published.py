@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from posx.errors import ConfigError, DataError
-from posx.evaluation import HfStrided, LmEvalRolling, Nonoverlapping, evaluate, paired_ratio
+from posx.evaluation import HfStrided, LmEvalRolling, Nonoverlapping, evaluate, loss_difference
 
 VOCAB, EOS = 11, 0
 rng = np.random.default_rng(5)
@@ -89,7 +89,7 @@ def test_rolling_has_the_same_targets_at_every_length():
     assert rows[0]["targets"] == rows[1]["targets"] and rows[0]["nll"] != rows[1]["nll"]
     plain = evaluate(log_probs, STREAM, "P1", [16])[0]
     with pytest.raises(ConfigError, match="different targets"):
-        paired_ratio(rows[1], plain)
+        loss_difference([rows[1]], [plain])
 
 
 @pytest.mark.parametrize("end", [0, 1])
@@ -173,10 +173,11 @@ def test_strided_rows_pair_with_their_own_kind_alone():
     halves, plain, eights = rows[:2], rows[2], rows[4:]
     assert [row["stride"] for row in rows] == [4, 8, 8, 16, 8, 8]
     assert halves[0]["targets"] == halves[1]["targets"] == eights[1]["targets"] != eights[0]["targets"]
-    assert paired_ratio(halves[1], halves[0]).value == pytest.approx(halves[1]["ppl"] / halves[0]["ppl"], rel=1e-3)
+    gap = loss_difference([halves[1]], [halves[0]])
+    assert gap.effect()[0] == pytest.approx(halves[1]["ppl"] / halves[0]["ppl"], rel=1e-3)
     for other in (plain, eights[0]):
         with pytest.raises(ConfigError, match="different targets"):
-            paired_ratio(halves[1], other)
+            loss_difference([halves[1]], [other])
 
 
 def test_strided_scores_the_first_targets():

@@ -16,6 +16,7 @@ from experiments.intervals import coverage, unpaired, verdicts
 from experiments.leaderboard import leaderboard
 from experiments.pictures import pictures
 from experiments.recipe import recipe
+from experiments.scale import scale
 from experiments.scaling import scaling
 from experiments.tables import Seeds, by_setting, cells_of, load, over_nope, row_tables
 from experiments.tasks import places, tasks
@@ -250,22 +251,8 @@ def test_rates_of_the_leaderboard():
 
 def test_scale():
     found = json.loads((tables.HERE / "scale" / "measured.json").read_text())
-    names = {"ray": "Ray", "here": "this machine, `--jobs=4`"}
-    alone = found["sweeps"][0]["seconds"]
-    assert bodies("scale")[0] == [
-        [
-            names[row["on"]], f"{row['workers']}", f"{row['seconds']:.0f}",
-            f"{3600 * found['runs'] / row['seconds']:.0f}", f"{alone / row['seconds'] / row['workers']:.2f}",
-        ]
-        for row in found["sweeps"]
-    ]  # fmt: skip
-    first, expected = found["training"][0], []
-    for row in found["training"]:
-        apart = max(abs(a - b) for a, b in zip(row["losses"], first["losses"], strict=True))
-        share = row["tokens_per_second"] / first["tokens_per_second"] / row["processes"]
-        speed = [f"{row['processes']}", row["mesh"], f"{row['tokens_per_second']:,.0f}", f"{share:.2f}"]
-        expected.append([*speed, f"{apart:.1e}" if apart else ""])
-    assert bodies("scale")[1] == expected
+    for number, made in enumerate((scale.sweeps_table(found), scale.processes_table(found))):
+        assert bodies("scale")[number] == of_markdown(made)
 
 
 def test_faults():

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from posx.errors import ConfigError, WorkdirError
-from posx.evaluation import interval, paired_ratio
+from posx.evaluation import interval, loss_difference
 from posx.evaluation.statistics import row_blocks
 from posx.lab import plots
 from posx.lab.plots import curves, groups, heat, look, palette, points
@@ -297,8 +297,8 @@ def test_intervals_and_documents_stand_in_the_table() -> None:
     low, high = interval(*row_blocks(at_train))
     assert cells(table, "rope")[2] == f"{at_train['ppl']:.3f} ({math.exp(low):.3f}-{math.exp(high):.3f})"
     assert bits == f"{at_train['bpb']:.3f} ({2 * low / math.log(2):.3f}-{2 * high / math.log(2):.3f})"
-    pair = paired_ratio(made[1], made[0])
-    assert ratio == f"{pair.value:.3f} ({pair.low:.3f}-{pair.high:.3f})"
+    pair = loss_difference([made[1]], [made[0]])
+    assert ratio == "{:.3f} ({:.3f}-{:.3f})".format(pair.effect()[0], *pair.effect(pair.half))
 
 
 def test_intervals_of_several_seeds_are_of_their_mean() -> None:

@@ -34,7 +34,7 @@ def run_verify(values: dict[str, Any], _: None) -> None:
         raise WorkdirError(f"{', '.join(map(str, places))} holds no run. Give the folder of a run or of a sweep.")
     count = 0
     for damage in _all(places, list(runs), exports):
-        print(_as_json(damage) if values["json"] else damage, flush=True)
+        print(json.dumps(dataclasses.asdict(damage), default=str) if values["json"] else damage, flush=True)
         count += 1
     if count:
         raise PosxError(
@@ -101,8 +101,3 @@ def _summary(runs: Sequence[RunFolder], exports: int) -> str:
     parts += [quantity(exports, "exported model")] if exports else []
     begun = sum(not run.done_file.exists() and run.metrics_file.exists() for run in runs)
     return f"{', '.join(parts)}: no damage" + (f"; {quantity(begun, 'run')} not finished" if begun else "")
-
-
-def _as_json(damage: Damage) -> str:
-    facts = dataclasses.asdict(damage) | {"path": str(damage.path)}
-    return json.dumps({name: facts[name] for name in ("path", "line", "problem", "mend")})

@@ -301,7 +301,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("num_targets", "num_windows", "block_len", "num_stretches", "num_items"), _is_count),
     "attention_items": _is_count,
     "attention": lambda value: isinstance(value, dict),
-    **dict.fromkeys(("max_targets", "warm_up", "stride", "anchor"), _is_step),
+    **dict.fromkeys(("max_targets", "stride", "anchor"), _is_step),
     **dict.fromkeys(("step", "seed", "num_documents", "num_separators", "num_bytes"), _or_none(_is_step)),
     **dict.fromkeys(
         ("nll", "bpb", "unigram_ppl", "own_context", "exact_match", "accuracy", *WEIGHTS),

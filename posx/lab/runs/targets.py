@@ -196,5 +196,5 @@ def _settings(row: Row) -> tuple[int, int]:
 
 
 def row_anchor(row: Row) -> int:
-    """Return the longest window, in tokens, that the targets of a row serve; at least its own if the row is silent."""
-    return int(row.get("anchor", max(row["eval_len"], row.get("warm_up", 0))))
+    """Return the longest window, in tokens, that the targets of a row serve; its own if the row is silent."""
+    return int(row["anchor"] if "anchor" in row else row["eval_len"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from posx.evaluation import paired_extrapolation
+from posx.evaluation import rise_difference
 from posx.evaluation.differences import loss_difference
 from posx.evaluation.statistics import BLOCK_LEN
 from posx.lab import plots
@@ -310,9 +310,9 @@ def test_compare_judges_rises_beyond_the_training_length(capsys, tmp_path):
     assert found["effect"] == pytest.approx(math.exp(0.05), rel=1e-3) and found["method"]["low"] > 1
     rows = {(name, n): row for name in NAMES for n, row in stored_rows(tmp_path / f"{name}-L64-s0").items()}
     (alone,) = compared(capsys, *(str(tmp_path / f"{name}-L64-s0") for name in NAMES), measure="R_k")
-    value, low, high = paired_extrapolation(*(rows[name, n] for name in NAMES for n in (128, 64)))
+    gap = rise_difference(*([tuple(rows[name, n] for n in (128, 64))] for name in NAMES))
     ends = alone["checkpoints"]["low"], alone["checkpoints"]["high"]
-    assert (alone["effect"], *ends) == pytest.approx((value, low, high), rel=1e-5)
+    assert (alone["effect"], *ends) == pytest.approx((gap.effect()[0], *gap.effect(gap.half)), rel=1e-5)
     assert [one["eval_len"] for one in compared(capsys, str(tmp_path), "--lengths=128")] == [128]
     assert len(compared(capsys, str(tmp_path), "--lengths=128", measure="R_k")) == 1
 

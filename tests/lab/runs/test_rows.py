@@ -105,7 +105,7 @@ def test_a_run_has_one_set_of_targets_whatever_is_asked_when(capsys, workdir):
     said = "sliding: windows of 64 tokens change which tokens are scored. Measuring 16, 32 again"
     assert err.count("notice") == 1 and said in err
     found = rows_of(workdir, "sliding")
-    assert [(row["eval_len"], row["warm_up"]) for row in found] == [(16, 32), (32, 32), (16, 64), (32, 64), (64, 64)]
+    assert [(row["eval_len"], row["anchor"]) for row in found] == [(16, 32), (32, 32), (16, 64), (32, 64), (64, 64)]
     assert len({row["targets"] for row in found[2:]}) == 1 != len({row["targets"] for row in found[1:]})
     # Stretches of whole blocks serve all three lengths here: nothing moved, so nothing was measured twice.
     found = rows_of(workdir, "nonoverlapping")
