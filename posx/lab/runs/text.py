@@ -101,8 +101,8 @@ def run_text(folder: RunFolder, run: RunConfig, asked: Mapping[str, Any]) -> Dat
         say(
             f"notice: {folder.path.name} is measured on other text than in training (digest {run.held_out[:12]}, now "
             f"{dataset.held_out_digest[:12]}). Its rows are kept apart (docs/guides/resuming.md)."
-            + " It may have been trained on some of this text: --config.data.validation=PATH, with this text as PATH, "
-            "scores all of it and warns if much of it is in the training text." * (not scores_only)
+            + " It may have been trained on some of this text. --config.data.validation=PATH scores all of a text. It "
+            "warns if much of it is in the training text." * (not scores_only)
         )
     return dataset
 
