@@ -57,8 +57,8 @@ class EvalConfig:
     def problems(self) -> list[str]:
         """Return the problems of these fields, one line each. Each protocol knows its own."""
         problems = [f"eval.{problem}" for problem in field_problems(self)]
-        for name in ("lengths", "sliding_lengths"):
-            lengths = getattr(self, name)
+        # One flag may set both: its slip is named once.
+        for lengths, name in {tuple(self.sliding_lengths): "sliding_lengths", tuple(self.lengths): "lengths"}.items():
             if any(length < 2 for length in lengths):
                 problems.append(f"eval.{name}={lengths}: every length must be at least 2 tokens.")
             if list(lengths) != sorted(set(lengths)):

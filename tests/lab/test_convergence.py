@@ -118,7 +118,7 @@ def test_a_run_that_solved_its_task_early_is_the_best(tmp_path):
     table = plots.format_table(tmp_path, "markdown").partition("Steps to a training loss")[2]
     assert "means of the last 10 steps" in table and cells(table, "t5")[1] == "2"
     assert cells(table, "t5")[3] == "30" and cells(table, "rope")[3] == "1,000"
-    assert "the task was solved: t5_L64_s0 (step 40 of 1,000), t5_L64_s1 (step 30 of 1,000)" in table
+    assert "the first check without a wrong item: t5_L64_s0 (step 40 of 1,000), t5_L64_s1 (step 30 of 1,000)" in table
 
 
 def test_a_run_that_was_interrupted_is_no_target(tmp_path):

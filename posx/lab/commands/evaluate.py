@@ -162,6 +162,11 @@ def make_request(values: dict[str, Any], folder: RunFolder, run: RunConfig, pare
         raise ConfigError(f"--{FLAGS[twice[0]]} and --config.eval.{twice[0]} are about the same setting. Give it once.")
     config = dataclasses.replace(run.eval, **given | settings["eval"])
     asked = dataclasses.replace(run, data=dataclasses.replace(run.data, **settings["data"]))
+    if run.data.is_task and not asked.data.is_task:
+        raise WorkdirError(
+            f"{folder.path} was trained on {run.data.source}, so it knows the words of this task and not those of a "
+            "text. Name a task of the same words with --config.data.source."
+        )
     asked = dataclasses.replace(asked, eval=config.resolve(asked.target_kind))
     check_run(asked)
     return Request(folder, run, asked, settings["data"], parent)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from posx.errors import DataError
-from posx.lab.config.data import PLACES, TOKENIZERS, DataConfig
+from posx.errors import DataError, nearest
+from posx.lab.config.data import PLACES, TASK, TOKENIZERS, DataConfig
 from posx.lab.data.chat import Chat
 from posx.lab.data.decoding import TextDecoder
 from posx.lab.data.ids import array_pieces, need_tokenizer
@@ -24,6 +24,7 @@ from posx.lab.data.readers import FORMATS, IDS, TEXTS, Item
 from posx.lab.data.texts import HUB_NAME, Files, find_files, find_splits, load_hub
 from posx.lab.data.tokenizers import IdTokenizer, Tokenizer
 from posx.lab.progress import quantity
+from posx.lab.tasks import TASKS
 
 #: A text, that of a chat, or token ids [n] without separators.
 Document = str | np.ndarray
@@ -98,7 +99,7 @@ def find_source(config: DataConfig, training: bool = True) -> Source:
     else:
         raise DataError(
             f"data.source '{config.source}' is neither an existing path nor a hub name such as 'owner/name'. "
-            "Correct --config.data.source."
+            f"{nearest(config.source, [TASK + name for name in TASKS])}Correct --config.data.source."
         )
     train, *rest = sources
     source = Source("", train, held_out or next(iter(rest), None))

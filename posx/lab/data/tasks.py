@@ -15,8 +15,9 @@ from posx.lab.config.data import TASK
 from posx.lab.data.batches import Dataset, Weighted
 from posx.lab.data.masking import choose_hidden, draw_numbers
 from posx.lab.data.tokenizers import BpeTokenizer, with_model
-from posx.lab.tasks import Items, Task, draw_rows, parse_task
-from posx.lab.tasks.base import BOS, EOS, FIRST, SPECIAL
+from posx.lab.tasks import TASKS, Items, Task, draw_rows, parse_task
+from posx.lab.tasks.base import BOS, EOS, SPECIAL
+from posx.lab.tasks.check import check_items
 
 #: The items and the tokens of a row whose digest names a task.
 _SAMPLE = 8, 64
@@ -48,17 +49,13 @@ class TaskDataset(Dataset):
         }  # fmt: skip
         return BpeTokenizer(with_model(json.dumps(plain), {"begin": BOS, "ends": [EOS]}))
 
-    def _sample(self, is_longest: bool) -> Items:
-        """Return a few items of up to _SAMPLE tokens, all of them as long as possible if `is_longest`."""
-        count, length = _SAMPLE
-        while (longest := self.task.longest(length)) < self.task.fewest:
-            length *= 2
-        return self._draw("digest", 0, count, longest if is_longest else self.task.fewest, longest, length)
-
     @functools.cached_property
     def digest(self) -> str:  # type: ignore[override]
         """A name of the items: another if the same key draws others, or a user's class has other code."""
-        rows, code = self._sample(is_longest=False), source_digest(type(self.task))
+        count, length = _SAMPLE
+        while (longest := self.task.longest(length)) < self.task.fewest:
+            length *= 2
+        rows, code = self._draw("digest", 0, count, self.task.fewest, longest, length), source_digest(type(self.task))
         parts = self.source.encode(), rows.tokens.tobytes(), rows.scored.tobytes(), code.encode()
         return hashlib.sha256(b"".join(parts)).hexdigest()
 
@@ -72,7 +69,9 @@ class TaskDataset(Dataset):
         return f"{self.source}: items drawn as they are needed; {words}; digest {self.digest[:12]}"
 
     def check_length(self, length: int) -> None:
-        """Raise DataError if the longest item fills less than half of a row of `length` tokens."""
+        """Raise DataError if no item fits `length` tokens, or if the longest fills less than half of them."""
+        if self.task.longest(length) < self.task.fewest:
+            raise DataError(f"train.length={length}, but {self.source} has {self.task.length_problem(length)}.")
         most = self.task.size(self.task.longest(length)) - 1
         if 2 * most < length:
             raise DataError(
@@ -81,14 +80,11 @@ class TaskDataset(Dataset):
             )
 
     def check_lengths(self, lengths: Sequence[int], train_len: int) -> None:
-        """Raise DataError if one of the lengths has no items to be measured with, see `items`.
-
-        Or the items of the class have symbols beyond its `alphabet`, or rows beyond its `size`.
-        """
-        self._check_items()
+        """Raise DataError if one of the lengths has no items to be measured with, see `items`."""
         for length in lengths:
             if self.task.longest(length) < self.task.fewest:
-                raise DataError(f"{self.source} has {self.task.length_problem(length)}.")
+                problem = self.task.length_problem(length)
+                raise DataError(f"eval.lengths has {length}, but {self.source} has {problem}. Leave the length out.")
             fewest, longest = self.sizes(length, train_len)
             if fewest > longest:
                 most = self.task.size(longest) - 1
@@ -96,14 +92,6 @@ class TaskDataset(Dataset):
                     f"eval.lengths has {length}, but {self.source} has no item of more than {most} tokens that fits. "
                     "Leave the length out, or give the task more symbols."
                 )
-
-    def _check_items(self) -> None:
-        tokens, symbols = self._sample(is_longest=True).tokens, len(self.task.alphabet)
-        if (strange := int(tokens.max()) - FIRST) >= symbols:
-            raise DataError(f"{self.source} makes symbol {strange}, but its alphabet ends at symbol {symbols - 1}.")
-        most = self.task.size(self.task.longest(tokens.shape[1] - 1))
-        if self.task.objective == "next_token" and not (tokens[:, :most] == EOS).any(axis=1).all():
-            raise DataError(f"{self.source} makes rows of more tokens than its size says.")
 
     def batch(self, *, seed: int, step: int, batch_size: int, length: int, rows: slice = slice(None)) -> Weighted:
         """Return rows of batch number `step`, a pure function of its arguments.
@@ -148,5 +136,11 @@ class TaskDataset(Dataset):
 
 
 def open_task(source: str) -> TaskDataset:
-    """Return the items of a task, named as "task:flip_flop(ignore=0.98)". Raises ConfigError."""
-    return TaskDataset(parse_task(source.removeprefix(TASK)), source)
+    """Return the items of a task, named as "task:flip_flop(ignore=0.98)".
+
+    Raises ConfigError for an unknown name or field, DataError for wrong items of a class of the user's own.
+    """
+    task = parse_task(source.removeprefix(TASK))
+    if type(task) not in TASKS.values():
+        check_items(task)
+    return TaskDataset(task, source)

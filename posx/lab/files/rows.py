@@ -312,7 +312,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
         _or_none(_are_numbers),
     ),
     **dict.fromkeys(
-        ("nll_interval", "exact_match_interval", "accuracy_interval"),
+        ("nll_interval", "exact_match_interval", "accuracy_interval", "item_lens"),
         _or_none(lambda value: _are_numbers(value) and len(value) == 2),
     ),
     "position_nll": _or_none(lambda value: isinstance(value, list)),

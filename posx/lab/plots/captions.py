@@ -119,6 +119,7 @@ def notes(panels: Sequence[Panel], points: Sequence[Curve], unit: str = "") -> l
     return [
         *_unlike_windows(curves if panels[0].protocol == PER_POSITION else ()),
         *_short_documents(rows),
+        *_short_items(rows),
         *shared_settings_line(curves, on_axes),
         *_failures(points, unit),
         *fewer_runs(points, unit),
@@ -150,6 +151,17 @@ def _short_documents(rows: pd.DataFrame) -> list[str]:
     own = f"{shares.iloc[-1]:.0%} in windows of {shares.index[-1]:,} tokens"
     own += f", {shares.iloc[0]:.0%} in those of {shares.index[0]:,}" if len(shares) > 1 else ""
     return [f"Of the tokens before a target, so many are of its own document: {own}. The rest is other documents"]
+
+
+def _short_items(rows: pd.DataFrame) -> list[str]:
+    """Return a line on lengths with items as short as those of training, or without any that fill them."""
+    known = rows[rows.item_lens.notna()].drop_duplicates(["train_len", "eval_len"]).sort_values("eval_len")
+    said = [
+        f"{int(low):,} to {int(high):,} tokens at {length:,}"
+        for (low, high), length, trained in zip(known.item_lens, known.eval_len, known.train_len, strict=True)
+        if low <= trained < length or high < 0.9 * length
+    ]
+    return [f"Some items are short: {_places(said)}. Training has items of up to L tokens"] if said else []
 
 
 def shared_settings_line(curves: Sequence[Curve], on_axes: Collection[str] = ()) -> list[str]:

@@ -20,7 +20,8 @@ from posx.lab.plots.tables import RowTable, seed_count
 #: The fields of a number, one line of CSV each. Lengths are in tokens; the mean and its spreads in `unit`.
 FIELDS = (
     "train_len", "protocol", "stride", "eval_len", "encoding", "column", "unit", "mean", "std_over_seeds", "seeds",
-    "text_low", "text_high", "no_interval", "failed", "num_targets", "num_documents", "tokenizer", "text", "warning",
+    "text_low", "text_high", "no_interval", "failed", "num_targets", "num_documents", "num_items",
+    "source", "tokenizer", "text", "warning",
 )  # fmt: skip
 #: The unit of a column by the start of its title; ratios and shares have none.
 _UNITS = {
@@ -28,7 +29,9 @@ _UNITS = {
     "smoothed training loss": "nats per token", "steps": "steps", "seconds": "s",
 }  # fmt: skip
 #: The columns that they are from, of what was scored.
-_SCORED = {name: name for name in ("stride", "num_targets", "num_documents", "tokenizer")} | {"text": "data_digest"}
+_SCORED = {name: name for name in ("stride", "num_targets", "num_documents", "num_items", "tokenizer")} | {
+    "source": "data_source", "text": "data_digest"
+}  # fmt: skip
 
 
 def table_numbers(tables: Sequence[RowTable]) -> Iterator[dict[str, Any]]:
@@ -46,7 +49,7 @@ def table_numbers(tables: Sequence[RowTable]) -> Iterator[dict[str, Any]]:
                 facts = {name: _one(own[key]) for name, key in _SCORED.items()}
                 if not made.panel:  # of training: its runs share the text and the tokenizer
                     trained = curve.runs.settings.iloc[0]
-                    facts |= {name: trained.get(f"data.{name}") for name in ("tokenizer", "text")}
+                    facts |= {name: trained.get(f"data.{name}") for name in ("source", "tokenizer", "text")}
                 warning = "; ".join([*made.warnings, *captions.unfinished_lines(own)])
                 unit = next((unit for start, unit in _UNITS.items() if title.startswith(start)), "1")
                 row = {

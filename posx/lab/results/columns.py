@@ -75,6 +75,7 @@ COLUMNS = RUN_COLUMNS | {
     "bpb": Column("float64", "bits per byte", "the loss of the text without separators"),
     "unigram_ppl": Column("float64", "per token", "the perplexity by token frequencies of the training text alone"),
     "num_items": Column("Int64", "", "the items of a task that were answered"),
+    "item_lens": Column("object", "tokens", "the shortest and the longest of these items"),
     "exact_match": Column("float64", "", "the share of items whose whole answer is right"),
     "exact_match_interval": Column("object", "", "the ends of its 95 % interval over items"),
     "block_wrong": Column("object", "items", "the wrong answers among each 16 items"),

@@ -25,6 +25,7 @@ from posx.lab.runs.mechanism import attention_facts
 from posx.lab.runs.scores import Way, hidden_scores, model_scores
 from posx.lab.runs.targets import is_answer, stored_rows
 from posx.lab.tasks import Items
+from posx.lab.tasks.base import PAD
 from posx.lab.training.layout import Layout
 from posx.notices import say
 
@@ -57,6 +58,8 @@ def answer_rows(
             meter.update(done, f"{count:,} items of up to {length} tokens")
             status, result = _score(scores, items, max(1, config.batch_tokens // length))
             row = Answers(count).make_row(length, one["targets"], items, status, result)
+            sizes = (np.asarray(items.tokens) != PAD).sum(axis=1) - 1
+            row["item_lens"] = [int(sizes.min()), int(sizes.max())]
             if config.attention_items and status == "ok":
                 some: Items = jax.tree.map(lambda x: x[: config.attention_items], items)
                 pos = run.train.token_positions.measure(length)

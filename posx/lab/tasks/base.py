@@ -119,8 +119,8 @@ class Task:
 
     def longest(self, length: int) -> int:
         """Return the most symbols of an item that fits `length` + 1 tokens; below `fewest` if none fits."""
-        n = self.fewest - 1
-        while self.size(n + 1) <= length + 1 and (self.most is None or n < self.most):
+        n, most = self.fewest - 1, length if self.most is None else min(length, self.most)
+        while n < most and self.size(n + 1) <= length + 1:
             n += 1
         return n
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from posx.contract.fields import snake_case
 from posx.encodings.grammar import parse_value
 from posx.lab.tasks.base import Task
+from posx.lab.tasks.check import check_words
 from posx.lab.tasks.copying import RepeatCopy, SelectiveCopy, Sort, UniqueCopy
 from posx.lab.tasks.counting import Addition, BinaryMajority, Majority, Parity
 from posx.lab.tasks.groups import S5
@@ -20,4 +21,7 @@ TASKS: dict[str, type[Task]] = {snake_case(cls): cls for cls in (
 
 def parse_task(text: str) -> Task:
     """Return the task that a text names, as "flip_flop(ignore=0.98)" or "my_module:MyTask". Raises ConfigError."""
-    return parse_value(text, "task", "tasks", TASKS, dict(zip(TASKS, TASKS, strict=True)), Task)
+    task = parse_value(text, "task", "tasks", TASKS, dict(zip(TASKS, TASKS, strict=True)), Task)
+    if type(task) not in TASKS.values():
+        check_words(task)
+    return task

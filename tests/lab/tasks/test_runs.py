@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import posx
-from posx.errors import DataError
+from posx.errors import ConfigError, DataError
 from posx.lab import plots
 from posx.lab.data import DataConfig, prepare
 from posx.lab.files.rows import result_text, row_problem
@@ -235,14 +235,49 @@ def test_a_task_of_ones_own_is_a_source(site, page, tmp_path, capsys):
     ("right", "wrong", "message"),
     [
         ("0, self.symbols)", "0, self.symbols + 1)", "makes symbol 8, but its alphabet ends at symbol 7"),
-        ("2 * n + 3 ", "2 * n + 2 ", "makes rows of more tokens than its size says"),
+        ("0, self.symbols)", "-1, self.symbols)", "makes symbol -1"),
+        ("2 * n + 3 ", "2 * n + 2 ", "makes rows of 5 tokens, more than its size says, 4"),
+        ("2 * n + 3 ", "12 ", r"size\(1024\) is 12, but a row of 1024 symbols has at least 1025 tokens"),
+        ("(room,)", "(5,)", "the arrays of an item are shorter"),
+        (
+            "places], n, places)",
+            "places].astype(float), n, places)",
+            "must be one row of integers, not float",
+        ),
+        ("places], n, places)", "places], n, places + 50)", "read from outside of the question"),
+        ("places], n, places)", "places], 0, places)", "its answers have 0 symbols"),
+        (
+            "question[places], n, places)",
+            "question[:n][::-1], n)",
+            "IndexError: .*line 2.* n is traced: write jnp.where",
+        ),
+        ("tuple(map(str, range(self.symbols)))", "('a', 'a')", "the alphabet has 'a' twice"),
+        ("map(str, range(self.symbols))", "range(self.symbols)", "needs words: texts without spaces"),
+        ("symbols: int = 8", "symbols: int = 8\n    fewest: int = 2", "write fewest = 2 without a type"),
+        ("def size", "def most(self):\n        return 9\n\n    def size", "most is a method. Write @property above it"),
+        ("def item", "def other", "defines neither `item` nor `row`"),
     ],
 )
-def test_a_task_that_breaks_its_own_word_is_refused(page, tmp_path, monkeypatch, right, wrong, message):
-    name = f"wrong_{right[0]}"
+def test_a_task_that_breaks_its_own_word_is_refused(page, tmp_path, monkeypatch, request, right, wrong, message):
+    name = f"wrong_{abs(hash(request.node.name))}"
+    assert right in page[0]
     (tmp_path / f"{name}.py").write_text(page[0].replace(right, wrong))
-    with pytest.raises(DataError, match=message):
-        prepare(DataConfig(source=f"task:{name}:Reverse")).check_lengths([32], 32)
+    with pytest.raises((ConfigError, DataError), match=message):
+        prepare(DataConfig(source=f"task:{name}:Reverse"))
+
+
+@pytest.mark.slow
+def test_a_model_of_a_task_is_not_measured_on_a_text(majority, site, capsys):
+    words = ["evaluate", f"--workdir={majority}", f"--config.data.source={site / 'text'}"]
+    refused(capsys, 4, [*words, "--config.eval.protocols=nonoverlapping"], "knows the words of this task")
+
+
+@pytest.mark.slow
+def test_items_as_short_as_those_of_training_are_named(majority, tmp_path, capsys):
+    """Items of 15 tokens have more than 2, and training has up to 13. Those of 26 have more than 13."""
+    shutil.copytree(majority, tmp_path / "run")
+    code, out, err = tiny.call(capsys, "evaluate", f"--workdir={tmp_path / 'run'}", "--lengths=15,26")
+    assert code == 0 and re.search(r"Some items are short: \d to 15 tokens at 15\. Training has", out), out + err
 
 
 @pytest.mark.slow
