@@ -430,7 +430,10 @@ def test_maps_weigh_distances_by_their_tokens(tmp_path: pathlib.Path) -> None:
     np.testing.assert_array_equal(
         heat.bin_shares(panel.curves[0], [64, 128]), [[np.nan, 0.25], [1.0, np.nan], [14 / 16, np.nan]]
     )
-    assert {"rope", "0", "1", "2-3", "64", "128"} <= set(words(curves.distance_map(panel)))
+    figure = curves.distance_map(panel)
+    assert {"rope", "0", "1", "2-3", "64", "128"} <= set(words(figure))
+    assert figure.axes[0].lines[0].get_ydata()[0] == 2.5, "above the bin of 2 to 3, the longest at L"
+    assert any("distances that no item of L = 64 tokens has" in text for text in words(figure))
     (without,) = panels([row("rope", 64, protocol="answers")])
     assert [curves.draws("distance_map", one) for one in (panel, without)] == [True, False]
 

@@ -29,27 +29,32 @@ def has_distances(panel: Panel) -> bool:
 def distance_map(panel: Panel) -> Figure:
     """Draw the share of right tokens against evaluation length and distance, a map for each curve.
 
-    Seeds are counted together. Distances above the dashed line are longer than the windows of training.
+    Seeds are counted together. Distances above the dashed line are longer than any in the items of L tokens. If these
+    were not measured, they are those of L tokens or more.
     """
     curves = sorted((curve for curve in panel.curves if _is_known(curve)), key=lambda curve: curve.label)
     lengths = sorted({*panel.rows.eval_len})
     maps = [bin_shares(curve, lengths) for curve in curves]
     known = [np.flatnonzero(np.isfinite(shares).any(axis=1)) for shares in maps]
     first, last = min(bins[0] for bins in known), max(bins[-1] for bins in known)
+    at_train = [n for n, length in enumerate(lengths) if length == panel.train_len]
+    trained = [n for shares in maps for n in np.flatnonzero(np.isfinite(shares[:, at_train]).any(axis=1))]
+    level, what = math.log2(panel.train_len), f"distances of L = {panel.train_len} tokens or more"
+    if trained:
+        level, what = float(max(trained)), f"distances that no item of L = {panel.train_len} tokens has"
     made, axes = look.small_multiples([curve.label for curve in curves])
     for ax, shares in zip(axes, maps, strict=True):
         image = ax.imshow(
             shares, cmap="cividis", vmin=0, vmax=1, origin="lower", aspect="auto", interpolation="nearest"
         )
-        ax.axhline(0.5 + math.log2(panel.train_len), color="#B00020", linewidth=1.0, dashes=(4, 3))
+        ax.axhline(0.5 + level, color="#B00020", linewidth=1.0, dashes=(4, 3))
         ax.set(xlim=(-0.5, len(lengths) - 0.5), ylim=(first - 0.5, last + 0.5))
         ax.set_xticks(range(len(lengths)), [look.length_name(length) for length in lengths], rotation=45)
         ax.set_yticks(bins := range(first, last + 1), [_bin_name(n) for n in bins])
         ax.grid(False)
     _name_axes(made, "distance (tokens)")
     _bar(made, image)
-    above = f"Above the dashed line: distances of L = {panel.train_len} tokens or more"
-    lines = [*captions.subtitle([panel]), above]
+    lines = [*captions.subtitle([panel]), f"Above the dashed line: {what}"]
     look.headings(made, "Right tokens of answers by distance to their source", lines, captions.mixture(panel.rows))
     look.draw_notes(made, captions.notes([panel], []))
     return made
