@@ -174,7 +174,7 @@ def _notes(curves: Sequence[Curve], ranked: Sequence[Curve], seeds: Collection[s
     return [
         f"{name} has the median loss at the end{middle}. Each run is compared with its run of the same seed{alike}",
         "A run reaches the loss at the first logged step from which its own stays at or below it. Parentheses: lowest "
-        f"to highest seed. The row of {name} is below 100 % of its steps only by noise or a flat end",
+        f"to highest seed. {name} itself needs fewer than all of its steps only by noise or a flat end",
         "Seconds are of training steps, without compiling, saving and measuring. They do not compare if runs shared a "
         "machine or had different ones",
         *captions.tokens_per_step(curves),
