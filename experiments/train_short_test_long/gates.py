@@ -55,7 +55,7 @@ def gates(runs: Sequence[Run]) -> list[list[str]]:
     horizons = {name: windows[name].horizons() for name in ("sinusoidal", "rope", "alibi")}
     middle = [statistics.median(values) for values in horizons.values()]
     started, gained = windows["alibi"].gaps(8), sliding["alibi"].gaps(8)
-    # Of the gain in windows (P1), what is due to fewer tokens with little context, as losses with sliding ones tell.
+    # Sliding windows show how much of the gain in windows (P1) comes from fewer tokens with little context.
     slid, share = r(sliding["alibi"], 8), [1 - gained[seed] / started[seed] for seed in started.keys() & gained.keys()]
     far, near = ppl(sliding["sinusoidal"], 2), ppl(windows["sinusoidal"], 2)
     r2 = {name: r(windows[name], 2) for name in ("nope", "rope")}

@@ -150,7 +150,7 @@ def _short_documents(rows: pd.DataFrame) -> list[str]:
         return []
     own = f"{shares.iloc[-1]:.0%} in windows of {shares.index[-1]:,} tokens"
     own += f", {shares.iloc[0]:.0%} in those of {shares.index[0]:,}" if len(shares) > 1 else ""
-    return [f"Of the tokens before a target, so many are of its own document: {own}. The rest is other documents"]
+    return [f"The share of the tokens before a target that are of the same document is {own}"]
 
 
 def _short_items(rows: pd.DataFrame) -> list[str]:

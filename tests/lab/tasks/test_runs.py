@@ -274,7 +274,7 @@ def test_a_model_of_a_task_is_not_measured_on_a_text(majority, site, capsys):
 
 @pytest.mark.slow
 def test_items_as_short_as_those_of_training_are_named(majority, tmp_path, capsys):
-    """Items of 15 tokens have more than 2, and training has up to 13. Those of 26 have more than 13."""
+    """L is 13. At 15 tokens the items have more than 2 tokens, and at 26 tokens they have more than 13."""
     shutil.copytree(majority, tmp_path / "run")
     code, out, err = tiny.call(capsys, "evaluate", f"--workdir={tmp_path / 'run'}", "--lengths=15,26")
     assert code == 0 and re.search(r"Some items are short: \d to 15 tokens at 15\. Training has", out), out + err
