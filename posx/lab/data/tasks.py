@@ -52,9 +52,8 @@ class TaskDataset(Dataset):
     @functools.cached_property
     def digest(self) -> str:  # type: ignore[override]
         """A name of the items: another if the same key draws others, or a user's class has other code."""
-        count, length = _SAMPLE
-        while (longest := self.task.longest(length)) < self.task.fewest:
-            length *= 2
+        count, length = _SAMPLE[0], self.task.fitting_length(_SAMPLE[1])
+        longest = self.task.longest(length)
         rows, code = self._draw("digest", 0, count, self.task.fewest, longest, length), source_digest(type(self.task))
         parts = self.source.encode(), rows.tokens.tobytes(), rows.scored.tobytes(), code.encode()
         return hashlib.sha256(b"".join(parts)).hexdigest()

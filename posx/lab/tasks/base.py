@@ -124,6 +124,12 @@ class Task:
             n += 1
         return n
 
+    def fitting_length(self, length: int) -> int:
+        """Return `length`, doubled until an item fits it."""
+        while self.longest(length) < self.fewest:
+            length *= 2
+        return length
+
     def length_problem(self, length: int) -> str:
         """Return what this task has in place of items of `length` tokens, if it has none of them."""
         return f"no item of {length} tokens. The shortest item needs {self.size(self.fewest) - 1}"

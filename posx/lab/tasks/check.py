@@ -35,9 +35,7 @@ def check_words(task: Task) -> None:
 def check_items(task: Task) -> None:
     """Raise DataError for the first thing that is wrong with some items of a task, of all sizes up to 64 tokens."""
     with _report(task, DataError):
-        length = _LENGTH
-        while task.longest(length) < task.fewest:
-            length *= 2
+        length = task.fitting_length(_LENGTH)
         numbers = np.linspace(task.fewest, task.longest(length), _ITEMS).astype(np.int32)
         problems = _row_problems if type(task).row is not Task.row else _item_problems
         if problem := next(problems(task, numbers, length), ""):
