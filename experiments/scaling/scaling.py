@@ -9,6 +9,7 @@
     python -m experiments.scaling.scaling slopes
     python -m experiments.scaling.scaling claims
     python -m experiments.scaling.scaling controls
+    python -m experiments.scaling.scaling published
     python -m experiments.scaling.scaling figure
 
 A part of the data file is a cell of the study, named WIDTHxL. Other parts are `rates` and cells of another text or
@@ -29,6 +30,7 @@ from typing import NamedTuple
 import numpy as np
 
 from configs.scaling import ENCODINGS, FACTORS
+from experiments.anchors import Anchor, load_anchors, nearest
 from experiments.tables import HERE, Run, Seeds, by_part, cell, load, markdown
 
 DRAWS = 10_000
@@ -248,6 +250,39 @@ def orders(cells: Sequence[Cell]) -> str:
     return markdown(head, body)
 
 
+def published(cells: Sequence[Cell], anchors: Sequence[Anchor]) -> str:
+    """Return published orders of the twelve at L and of R_4, and how many of their pairs have it here, as Markdown.
+
+    An anchor counts if it has three of the encodings or more. Its R_k is that of the k nearest to 4. Pairs that the
+    source states as equal are left out.
+    """
+    body, sums = [], {factor: np.zeros((len(cells), 2), int) for factor in (1, 4)}
+    for anchor in anchors:
+        ratios = {name: anchor.ratios(name) for name in anchor.perplexity if name in ENCODINGS}
+        for factor, what in ((1, "PPL at L"), (4, "R_4")):
+            found = {
+                name: anchor.perplexity[name][0] if factor == 1 else own[near]
+                for name, own in ratios.items() if (near := nearest(own, max(factor, 2)) or math.nan) in own
+            }  # fmt: skip
+            if len(found) < 3:
+                continue
+            order = sorted(found, key=found.__getitem__)
+            pairs = [pair for pair in itertools.combinations(order, 2) if found[pair[0]] < found[pair[1]]]
+            turned = []
+            for place, one in enumerate(cells):
+                here = dict(zip(one.encodings, score(one.values, factor), strict=True))
+                turned.append({pair for pair in pairs if here[pair[0]] > here[pair[1]]})
+                sums[factor][place] += (len(pairs) - len(turned[-1]), len(pairs))
+            body.append([
+                anchor.name, what, ", ".join(f"`{name}` {found[name]:.4g}" for name in order),
+                *(f"{len(pairs) - len(each)} of {len(pairs)}" for each in turned),
+                "; ".join(f"`{a}` < `{b}`" for a, b in pairs if all((a, b) in each for each in turned)) or "none",
+            ])  # fmt: skip
+    for factor, what in ((1, "PPL at L"), (4, "R_4")):
+        body.append(["all", what, "", *(f"{alike} of {count}" for alike, count in sums[factor]), ""])
+    return markdown(["source", "order of", "published", *(one.name for one in cells), "in no cell"], body)
+
+
 def slope(cells: Sequence[Cell], values: Sequence[Array]) -> Array:
     """Return the slope of ln R_4 over ln parameters of each encoding, by least squares.
 
@@ -400,6 +435,8 @@ def main(words: Sequence[str]) -> None:
             print(table(read_cells(load("scaling"), read_older())))
         case ["orders"]:
             print(orders(read_cells(load("scaling"), read_older(), "steps")))
+        case ["published"]:
+            print(published(read_cells(load("scaling"), read_older()), load_anchors()))
         case ["slopes"]:
             print(slopes(read_cells(load("scaling"), read_older())))
         case ["claims"]:

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from experiments.anchors import Anchor
 from experiments.scaling.scaling import (
     Cell,
     claims,
     groups,
     kendall,
     pick,
+    published,
     slope,
     swaps,
     tau,
@@ -86,3 +88,18 @@ def test_levels_of_the_largest_width():
     kept, risen = (cell(np.arange(4, 8), r, width=256) for r in (ratios, [1.0, 1.2, 2.0, 1.05]))
     assert [claim[3] for claim in claims([small, kept])][6:8] == ["confirmed", "confirmed"]
     assert [claim[3] for claim in claims([small, risen])][6:8] == ["refuted", "refuted"]
+
+
+def test_published_orders_are_set_beside_the_cells():
+    """Equal published numbers are no pair, and an anchor of two encodings is left out."""
+    names = ("alibi", "t5", "rope", "nope")
+    here = cell([4.2, 4.0, 4.1, 5.0], [1.0, 0.9, 3.0, 2.0])._replace(encodings=names)
+    anchor = Anchor("P", "s", "t", "", "1 B", 64, "nonoverlapping", "", [64, 128, 256], {
+        "alibi": [10, 9, 8], "t5": [10, 9, 9], "rope": [11, 20, 40], "learned": [9, 9, 9]})  # fmt: skip
+    two = Anchor("Q", "s", "t", "", "1 B", 64, "nonoverlapping", "", [64, 256], {"alibi": [1, 1], "t5": [2, 2]})
+    lines = [line.split(" | ") for line in published([here], [anchor, two]).splitlines()[2:]]
+    assert [line[1:] for line in lines] == [
+        ["PPL at L", "`alibi` 10, `t5` 10, `rope` 11", "1 of 2", "`alibi` < `rope` |"],
+        ["R_4", "`alibi` 0.8, `t5` 0.9, `rope` 3.636", "2 of 3", "`alibi` < `t5` |"],
+        ["PPL at L", "", "1 of 2", " |"], ["R_4", "", "2 of 3", " |"],
+    ]  # fmt: skip
