@@ -10,7 +10,7 @@ import tomllib
 import numpy as np
 import pytest
 
-from experiments import tables
+from experiments import anchors, tables
 from experiments.encoders import encoders
 from experiments.intervals import coverage, unpaired, verdicts
 from experiments.leaderboard import leaderboard
@@ -121,11 +121,12 @@ def test_sizes():
     older = [run | {"part": "128x64"} for run in before]
     made = {
         0: scaling.orders(scaling.read_cells(runs, before, "steps")), 1: scaling.table(cells), 2: scaling.slopes(cells),
-        3: scaling.older(runs, before), 4: scaling.controls(runs, older), 6: scaling.rates(load("scaling", "rates")),
+        3: scaling.older(runs, before), 4: scaling.published(cells, anchors.load_anchors()),
+        5: scaling.controls(runs, older), 7: scaling.rates(load("scaling", "rates")),
     }  # fmt: skip
     for number, table in made.items():
         assert bodies("scaling")[number] == of_markdown(table), number
-    assert bodies("scaling")[8] == list(map(list, scaling.claims(cells)))
+    assert bodies("scaling")[9] == list(map(list, scaling.claims(cells)))
 
 
 def test_hidden_patches_of_pictures():
