@@ -293,7 +293,16 @@ class BpeTokenizer(_Tokenizer):
         try:
             return encode(list(texts), add_special_tokens=special)
         except Exception as error:  # a plain one: for example of a tokenizer that lacks the token for unknown words
-            raise DataError(f"the {self.name} tokenizer cannot encode this text: {error}") from None
+            raise DataError(
+                f"the {self.name} tokenizer cannot encode this text: {self._unknown(texts) or error}"
+            ) from None
+
+    def _unknown(self, texts: Sequence[str]) -> str:
+        """Return which words of `texts` a tokenizer of whole words lacks; "" for any other tokenizer."""
+        words = sorted(self.vocab, key=self.vocab.__getitem__) if self.name == "wordlevel" else []
+        unknown = sorted({word for text in texts for word in text.split()}.difference(words)) if words else []
+        known = " ".join(words[:20]) + (f" and {len(words) - 20} more" if words[20:] else "")
+        return f"{', '.join(map(repr, unknown))} is no word of it. It has {known}." if unknown else ""
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids` without special tokens. Raises DataError for ids outside the vocabulary."""

@@ -6,7 +6,9 @@ import jax
 import numpy as np
 import pytest
 
+from posx.errors import DataError
 from posx.evaluation.answers import Answers
+from posx.lab.data.tasks import open_task
 from posx.lab.tasks import TASKS, draw_rows
 from posx.lab.tasks.base import SPECIAL
 from tests.lab.tasks import solvers
@@ -150,3 +152,12 @@ def test_items_that_are_alike_give_no_interval_of_tokens():
     best = np.tile(np.arange(22) < 15, (10, 1))
     row = Answers(10).make_row(22, "items", (tokens, scored, None), "ok", (np.zeros((10, 22)), best))
     assert (row["accuracy"], row["accuracy_interval"]) == (15 / 22, None)
+
+
+def test_a_word_that_a_task_lacks_is_refused():
+    tokenizer = open_task("task:flip_flop").tokenizer
+    assert tokenizer.decode(tokenizer.encode_batch(["w 0 r"])[0]) == "w 0 r"
+    with pytest.raises(DataError, match="'read', 'write' is no word of it. It has <bos> <sep> <eos> <pad> 0 1 w r i."):
+        tokenizer.encode_batch(["<bos> write 0 read"])
+    with pytest.raises(DataError, match="'x' is no word of it. It has .* 0 1 2 .* and 134 more."):
+        open_task("task:unique_copy").tokenizer.encode_batch(["<bos> x"])
