@@ -294,10 +294,10 @@ class BpeTokenizer(_Tokenizer):
             return encode(list(texts), add_special_tokens=special)
         except Exception as error:  # a plain one: for example of a tokenizer that lacks the token for unknown words
             raise DataError(
-                f"the {self.name} tokenizer cannot encode this text: {self._unknown(texts) or error}"
+                f"the {self.name} tokenizer cannot encode this text: {self._missing_words(texts) or error}"
             ) from None
 
-    def _unknown(self, texts: Sequence[str]) -> str:
+    def _missing_words(self, texts: Sequence[str]) -> str:
         """Return which words of `texts` a tokenizer of whole words lacks; "" for any other tokenizer."""
         words = sorted(self.vocab, key=self.vocab.__getitem__) if self.name == "wordlevel" else []
         unknown = sorted({word for text in texts for word in text.split()}.difference(words)) if words else []
