@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 at_failure: list[Callable[[BaseException, int, str], object]] = []
 
 
-def near_names(name: str, known: Iterable[str], number: int = 1, cutoff: float = 0.4) -> list[str]:
+def near_names(name: str, known: Iterable[str], number: int = 1, cutoff: float = 0.5) -> list[str]:
     """Return the `number` known names that are nearest to `name`, in whatever case.
 
     First are the names of which it is a part or the initials: "lr" and "rate" are near "train.learning_rate".

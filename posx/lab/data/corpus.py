@@ -93,13 +93,14 @@ def find_source(config: DataConfig, training: bool = True) -> Source:
         sources = [stdlib_files()]
     elif is_path(config.source):
         sources = [*find_splits(config)]
-    elif HUB_NAME.fullmatch(config.source):
+    elif HUB_NAME.fullmatch(config.source) and config.source not in TASKS:
         wanted = [config.train_split, *([] if held_out or not config.validation_split else [config.validation_split])]
         sources = [*load_hub(config, wanted)]
     else:
+        tasks = [TASK + config.source] if ":" in config.source else [TASK + name for name in TASKS]
         raise DataError(
             f"data.source '{config.source}' is neither an existing path nor a hub name such as 'owner/name'. "
-            f"{nearest(config.source, [TASK + name for name in TASKS])}Correct --config.data.source."
+            f"{nearest(config.source, tasks)}Correct --config.data.source."
         )
     train, *rest = sources
     source = Source("", train, held_out or next(iter(rest), None))

@@ -174,7 +174,10 @@ def unused_settings(run: RunConfig) -> dict[str, str]:
         reasons["encoding"] = "no layer of model.layer_policy is 'encoding'"
     if not any(run.rates):
         reasons["train.position_lr_multiplier"] = "the encoding has no parameters"
-    if isinstance(run.train.token_positions.policy, Offset) and all(e.shift_invariant for e in run.layers):
+    policy = run.train.token_positions.policy
+    if policy != Sequential() and all(encoding.axes == 0 for encoding in run.layers):
+        reasons["train.positions"] = "no encoding reads positions"
+    elif isinstance(policy, Offset) and all(encoding.shift_invariant for encoding in run.layers):
         reasons["train.positions"] = "the encodings see distances alone, which offsets do not change"
     if run.data.tokenizer not in ("bpe", "ids"):
         reasons["data.vocab_size"] = f"data.tokenizer={run.data.tokenizer} has its own size; bpe and ids take one"

@@ -269,6 +269,9 @@ def test_a_name_with_a_text_suffix_is_a_path():
         corpus.find_source(DataConfig(source="missing.txt"))
     with pytest.raises(DataError, match="neither an existing path nor a hub name"):
         corpus.find_source(DataConfig(source="what is this?"))
+    for source, task in (("flip_flop", "task:flip_flop"), ("my_task:Mine", "task:my_task:Mine")):
+        with pytest.raises(DataError, match=f"Did you mean '{task}'"):
+            corpus.find_source(DataConfig(source=source))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")

@@ -241,6 +241,14 @@ def test_settings_that_no_run_uses_are_named(capsys, site, whole):
     none = ["--config.model.layer_policy=nope", "--config.encoding.num_buckets=8"]
     code, _, err = tiny.call(capsys, "train", f"--config={site / 'tiny.py'}:t5", "--dry_run", *none)
     assert code == 0 and f"{none[1]} is not used: no layer of model.layer_policy is 'encoding'" in err
+    for name, positions, why in (
+        ("nope", "randomised(longest=99)", "no encoding reads positions"),
+        ("t5", "offset(longest=99)", "the encodings see distances alone, which offsets do not change"),
+        ("t5", "randomised(longest=99)", ""),
+    ):
+        word = f"--config.train.positions={positions}"
+        code, _, err = tiny.call(capsys, "train", f"--config={site / 'tiny.py'}:{name}", "--dry_run", word)
+        assert code == 0 and err.strip() == (f"notice: {word} is not used: {why}" if why else "")
     code, _, err = tiny.call(capsys, "evaluate", f"--workdir={whole}", "--dry_run", "--stride=4")
     assert code == 0 and "--stride=4 is not used: eval.protocols has no sliding" in err
     code, _, err = tiny.call(capsys, "evaluate", f"--workdir={whole}", "--dry_run", "--stride=4", "--protocol=P2")
