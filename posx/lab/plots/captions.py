@@ -231,18 +231,25 @@ def _text_tokens(row: pd.Series) -> int:
     return 0 if pd.isna(row.max_targets) else int(row.max_targets) // targets * tokens
 
 
+#: Said of runs whose training ended before its last step, because they solved their task.
+SOLVED = "Ended early, at the first check without a wrong item"
+
+
 def unfinished_lines(rows: pd.DataFrame) -> list[str]:
-    """Return lines on runs that were measured before the end of training, and on those that ended with NaN."""
-    early, ended = [], []
+    """Return lines on runs measured before the end of training, and on those that ended with NaN or were solved."""
+    early, ended, solved = [], [], []
     last = dict(zip(rows.run, zip(rows.status, rows.step, rows.settings, strict=True), strict=True))
     for run, (status, step, settings) in last.items():
         steps, name = settings.get("train.steps"), look.one_line(run)
         scored = settings.get(SCORED_STEP)  # `train.steps` if training ended because a task was solved
         if status == "diverged":
             ended.append(f"{name} at step {step:,}")
-        elif isinstance(scored, int) and isinstance(steps, int) and scored < steps:
-            early.append(f"{name} (step {scored:,} of {steps:,})")
-    said = {"Measured before the end of training": early, "Training ended with NaN": ended}
+        elif isinstance(scored, int) and isinstance(steps, int):
+            if scored < steps:
+                early.append(f"{name} (step {scored:,} of {steps:,})")
+            elif pd.notna(step) and step < steps:
+                solved.append(f"{name} (step {step:,} of {steps:,})")
+    said = {"Measured before the end of training": early, "Training ended with NaN": ended, SOLVED: solved}
     return [f"{words}: {join_names(names, 'runs')}" for words, names in said.items() if names]
 
 

@@ -118,9 +118,7 @@ def _tables(curves: Sequence[Curve], logs: Mapping[str, Log]) -> list[RowTable]:
     ]
     said = [f"{run} (step {log[-1].step:,.0f} of {settings[run]['train.steps']:,})" for run, log in solved.items()]
     notes = _notes(curves, ranked, targets)
-    notes += (
-        [f"Ended early, at the first check without a wrong item: {captions.join_names(said, 'runs')}"] if said else []
-    )
+    notes += [f"{captions.SOLVED}: {captions.join_names(said, 'runs')}"] if said else []
     return [RowTable(None, facts, [], columns, lines, notes, _cell)]
 
 
