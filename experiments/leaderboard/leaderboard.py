@@ -3,6 +3,7 @@
     python -m experiments.tables collect runs/leaderboard cells 4096 >> experiments/leaderboard/runs.jsonl
     python -m experiments.leaderboard.leaderboard table
     python -m experiments.leaderboard.leaderboard claims
+    python -m experiments.leaderboard.leaderboard anew
 
 The runs are those of the part `cells` of `runs.jsonl`, and those of the ten encodings of `train_short_test_long`, which
 ran with the same settings. Two runs on the same targets are paired by the sums of their losses over blocks of 4,096.
@@ -21,6 +22,8 @@ five seeds of each, and corrects for the number of comparisons.
 `claims` compares `claims.toml` with that difference and its interval. "below" and "above" are confirmed if the whole
 interval lies on their side of 0, "level" if it lies within 1 %. They are contradicted if it lies on the other side, or
 outside 1 %, and open if it reaches both. Perplexities of one encoding at two lengths are compared seed by seed.
+
+`anew` sets the runs of the part `anew`, which have the present schedule, beside the older ones of the same seeds.
 """
 
 from __future__ import annotations
@@ -157,6 +160,23 @@ def claims(cells: Sequence[Run], published: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def anew(cells: Sequence[Run], again: Sequence[Run]) -> str:
+    """Return perplexity at L, R_4 and R_8 of the older runs and of those that were trained again, as Markdown.
+
+    The last column is the mean over seeds of the new loss at L less the older one of its seed, as a ratio.
+    """
+    before, body = entries_of(cells), []
+    for name, new in entries_of(again).items():
+        seeds = [run["seed"] for run in new.runs if run["seed"] in before[name].rows[new.train_len]]
+        both = [Entry([run for run in one.runs if run["seed"] in seeds]) for one in (before[name], new)]
+        columns = ([one.values("ppl"), *map(one.ratios, (4, 8))] for one in both)
+        pairs = [cell(values) for pair in zip(*columns, strict=True) for values in pair]
+        change = fmean(after - old for old, after in zip(*(one.values("nll") for one in both), strict=True))
+        body.append([f"`{name}`", str(len(seeds)), *pairs, f"{math.expm1(change):+.1%}"])
+    head = ["encoding", "seeds", *(text for what in ("PPL at L", "R_4", "R_8") for text in (f"{what}, older", "anew"))]
+    return markdown([*head, "at L"], sorted(body, key=lambda line: float(line[3].split()[0])))
+
+
 def lengths(factor: int) -> str:
     return "L" if factor == 1 else f"{factor} L"
 
@@ -178,6 +198,8 @@ def main(words: Sequence[str]) -> None:
             print(table(load_cells(), over_nope(load("leaderboard", file="steps.jsonl"))))
         case ["claims"]:
             print(claims(load_cells(), tomllib.loads(CLAIMS.read_text())["claim"]))
+        case ["anew"]:
+            print(anew(load_cells(), load("leaderboard", "anew")))
         case _:
             raise SystemExit(__doc__)
 

@@ -3,7 +3,6 @@
     python -m experiments.tables collect runs/scaling/rates rates > experiments/scaling/runs.jsonl
     python -m experiments.tables collect runs/scaling/64x64 64x64 4096 >> experiments/scaling/runs.jsonl
     python -m experiments.scaling.scaling rates
-    python -m experiments.scaling.scaling older
     python -m experiments.scaling.scaling table
     python -m experiments.scaling.scaling orders
     python -m experiments.scaling.scaling slopes
@@ -31,6 +30,7 @@ import numpy as np
 
 from configs.scaling import ENCODINGS, FACTORS
 from experiments.anchors import Anchor, load_anchors, nearest
+from experiments.leaderboard import leaderboard
 from experiments.tables import HERE, Run, Seeds, by_part, cell, load, markdown
 
 DRAWS = 10_000
@@ -43,8 +43,8 @@ NEAR, LASTING = 1.10, 1.05
 SEEDS = (0, 1, 2)
 #: Tau holds if its whole interval is above this.
 HOLDS = 0.6
-#: The cell, width and training length, that has runs of other studies too.
-OLDER = (128, 64)
+#: The cell whose settings are those of the leaderboard.
+LEADERBOARD = "128x64"
 REFERENCE = "rope"
 
 Array = np.ndarray
@@ -69,11 +69,16 @@ class Cell(NamedTuple):
     is_control: bool = False
 
 
-def read_cells(runs: Sequence[Run], older: Sequence[Run] = (), control: str = "") -> list[Cell]:
+def load_runs() -> list[Run]:
+    """Return the runs of all parts. The leaderboard shares the settings of the cell `LEADERBOARD`."""
+    shared = [*leaderboard.load_cells(), *load("leaderboard", "anew")]
+    return [*(run | {"part": LEADERBOARD} for run in shared if run["encoding"] in ENCODINGS), *load("scaling")]
+
+
+def read_cells(runs: Sequence[Run], control: str = "") -> list[Cell]:
     """Return the cells of the first text, by training length and width. Only seeds that all encodings have count.
 
-    older: runs of other studies that stand in for those of `OLDER`, which is not complete. An encoding and seed that
-      they lack is of this study.
+    runs: the last run of an encoding and a seed counts.
     control: the part of a control of width 64 and L = 64 that counts as a cell too, "" for none.
     """
     cells = []
@@ -81,9 +86,9 @@ def read_cells(runs: Sequence[Run], older: Sequence[Run] = (), control: str = ""
         if not (found := re.fullmatch(r"(\d+)x(\d+)", "64x64" if part == control else part)):
             continue
         width, length = map(int, found.groups())
-        by_name: dict[str, dict[int, Run]] = {run["encoding"]: {} for run in members}
-        for run in [*members, *(older if (width, length) == OLDER else ())]:  # the older count: most have no other
-            if run["encoding"] in ENCODINGS and run["seed"] in SEEDS:
+        by_name: dict[str, dict[int, Run]] = {}
+        for run in members:
+            if run["seed"] in SEEDS:
                 by_name.setdefault(run["encoding"], {})[run["seed"]] = run
         common = sorted(set.intersection(*map(set, by_name.values())))
         values = np.full((len(by_name), len(common), len(FACTORS)), np.nan)
@@ -108,22 +113,6 @@ def align(*cells: Cell) -> list[Cell]:
     """Return cells with the encodings that all have, in one order."""
     names = [name for name in cells[0].encodings if all(name in one.encodings for one in cells)]
     return [pick(one, names) for one in cells]
-
-
-def read_older() -> list[Run]:
-    """Return the runs of the leaderboard and of the study of ten, which have the shape and the settings of `OLDER`."""
-    return [*load("leaderboard", "cells"), *load("train_short_test_long", "study")]
-
-
-def older(cells: Sequence[Run], before: Sequence[Run]) -> str:
-    """Return perplexity at L and R_4 of each run of `OLDER` and of the older run of its seed, as Markdown."""
-    stored = {(run["encoding"], run["seed"]): run for run in before}
-    body = []
-    for run in cells:
-        if run["part"] == "x".join(map(str, OLDER)) and (other := stored.get((run["encoding"], run["seed"]))):
-            pairs = [(Seeds([one]).values("ppl")[0], *Seeds([one]).ratios(4)) for one in (run, other)]
-            body.append([f"`{run['encoding']}`", str(run["seed"]), *(f"{n:.3f}" for pair in pairs for n in pair)])
-    return markdown(["encoding", "seed", "PPL at L", "R_4", "older: PPL at L", "R_4"], body)
 
 
 def score(values: Array, factor: int) -> Array:
@@ -307,18 +296,14 @@ def slopes(cells: Sequence[Cell]) -> str:
     return markdown(["encoding", *(f"R_4 at width {one.width}" for one in cells), "slope of ln R_4"], body)
 
 
-def controls(runs: Sequence[Run], cells: Sequence[Run]) -> str:
+def controls(runs: Sequence[Run]) -> str:
     """Return perplexity at L, R_4 and R_8 of seed 0 of the controls, beside both widths, as Markdown.
 
     The controls are models of width 64: `heads` has four heads of width 16, `steps` the steps of width 128.
-
-    Args:
-      runs: of the study.
-      cells: the older runs of width 128.
     """
-    columns = {"width 64": "64x64", "four heads": "heads", "1,200 steps": "steps", "width 128": "128x64"}
+    columns = {"width 64": "64x64", "four heads": "heads", "1,200 steps": "steps", "width 128": LEADERBOARD}
     found: dict[str, dict[str, Run]] = {}
-    for run in [*cells, *runs]:
+    for run in runs:
         if run["seed"] == 0:
             found.setdefault(run["encoding"], {})[run["part"]] = run
     body = []
@@ -427,22 +412,19 @@ def main(words: Sequence[str]) -> None:
         case ["rates"]:
             print(rates(load("scaling", "rates")))
         case ["controls"]:
-            cell = "x".join(map(str, OLDER))
-            print(controls(load("scaling"), [run | {"part": cell} for run in read_older()]))
-        case ["older"]:
-            print(older(load("scaling"), read_older()))
+            print(controls(load_runs()))
         case ["table"]:
-            print(table(read_cells(load("scaling"), read_older())))
+            print(table(read_cells(load_runs())))
         case ["orders"]:
-            print(orders(read_cells(load("scaling"), read_older(), "steps")))
+            print(orders(read_cells(load_runs(), "steps")))
         case ["published"]:
-            print(published(read_cells(load("scaling"), read_older()), load_anchors()))
+            print(published(read_cells(load_runs()), load_anchors()))
         case ["slopes"]:
-            print(slopes(read_cells(load("scaling"), read_older())))
+            print(slopes(read_cells(load_runs())))
         case ["claims"]:
-            print(markdown(["claim", "cells", "here", "verdict"], claims(read_cells(load("scaling"), read_older()))))
+            print(markdown(["claim", "cells", "here", "verdict"], claims(read_cells(load_runs()))))
         case ["figure"]:
-            figure(read_cells(load("scaling"), read_older()), HERE / "scaling" / "scaling.png")
+            figure(read_cells(load_runs()), HERE / "scaling" / "scaling.png")
         case _:
             raise SystemExit(__doc__)
 

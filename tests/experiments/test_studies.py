@@ -116,17 +116,16 @@ def test_hidden_tokens_of_encoders():
 
 
 def test_sizes():
-    runs, before = load("scaling"), scaling.read_older()
-    cells = scaling.read_cells(runs, before)
-    older = [run | {"part": "128x64"} for run in before]
+    runs = scaling.load_runs()
+    cells = scaling.read_cells(runs)
     made = {
-        0: scaling.orders(scaling.read_cells(runs, before, "steps")), 1: scaling.table(cells), 2: scaling.slopes(cells),
-        3: scaling.older(runs, before), 4: scaling.published(cells, anchors.load_anchors()),
-        5: scaling.controls(runs, older), 7: scaling.rates(load("scaling", "rates")),
+        0: scaling.orders(scaling.read_cells(runs, "steps")), 1: scaling.table(cells), 2: scaling.slopes(cells),
+        3: scaling.published(cells, anchors.load_anchors()), 4: scaling.controls(runs),
+        6: scaling.rates(load("scaling", "rates")),
     }  # fmt: skip
     for number, table in made.items():
         assert bodies("scaling")[number] == of_markdown(table), number
-    assert bodies("scaling")[9] == list(map(list, scaling.claims(cells)))
+    assert bodies("scaling")[8] == list(map(list, scaling.claims(cells)))
 
 
 def test_hidden_patches_of_pictures():
