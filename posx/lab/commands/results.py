@@ -22,10 +22,10 @@ from posx.lab.data.store import cache_folder
 from posx.lab.files.atomic import disk_errors, write_bytes
 from posx.lab.generate import Sampling, generate
 from posx.lab.machine.compile_cache import use_compile_cache
-from posx.lab.runs.exported import SUFFIX, unpack
+from posx.lab.runs.exported import SUFFIX, export, unpack
 from posx.lab.runs.finding import find_run, run_folders
 from posx.lab.runs.folder import RunFolder
-from posx.lab.runs.load import export, load_model
+from posx.lab.runs.load import load_model
 from posx.machine.guard import start_devices
 
 #: The sign in a decoded text for bytes that are no character, or not yet.
@@ -95,7 +95,8 @@ def run_export(values: dict[str, Any], _: None) -> None:
 
         print(f"{target}  {folder.path.name} at step {export_model(folder, target)}, as transformers reads it")
         return
-    step = export(folder, target)
+    _model, params, _tokenizer, step = load_model(folder)
+    export(folder, params, step, target)
     print(f"{target}  {folder.path.name} at step {step}, {target.stat().st_size:,} bytes")
 
 

@@ -26,16 +26,17 @@ FORMAT, SUFFIX = "posx 1", ".safetensors"
 HEADER = ""
 
 
-def write_export(target: Path, params: dict[str, Any], step: int, config: str, tokenizer: str) -> None:
-    """Write parameters to `target`, named as in checkpoints. Raises WorkdirError, OutOfMemoryError.
+def export(folder: RunFolder, params: dict[str, Any], step: int, target: Path) -> None:
+    """Write parameters of a run to `target`, named as in checkpoints. Raises WorkdirError, OutOfMemoryError.
 
-    The header holds `config` and `tokenizer`, the texts of the run's own files, and the digest of every array.
+    The header holds the texts of the run's `config.json` and `tokenizer.json`, and the digest of every array.
     """
     from safetensors.numpy import save
 
     from posx.lab.training.checkpoints import array_sha256, flatten
 
     arrays = flatten(params)
+    config, tokenizer = (file.read_bytes().decode() for file in (folder.config_file, folder.tokenizer_file))
     header = {"format": FORMAT, "step": str(step), "config": config, "tokenizer": tokenizer}
     digests = {name: array_sha256(array) for name, array in arrays.items()}
     header["digests"] = json.dumps(digests | {HEADER: _digest(header)})

@@ -21,7 +21,7 @@ from posx.lab.files import checksums
 from posx.lab.files.lines import parse_json
 from posx.lab.positions import Positions
 from posx.lab.runs.describe import make_run_model, notice_of_code
-from posx.lab.runs.exported import export_header, read_export, report_damage, unpack_export, write_export
+from posx.lab.runs.exported import export_header, read_export, report_damage, unpack_export
 from posx.lab.runs.finding import find_run
 from posx.lab.runs.folder import TOKENIZER_CHECKSUM, RunFolder
 from posx.lab.runs.text import saved_tokenizer
@@ -216,14 +216,3 @@ def _classes(encoding: Encoding, name: str) -> list[type]:
     part, _, rest = name.partition(".")
     inner = encoding.named_parts().get(part) if isinstance(encoding, Composite) and rest else None
     return [type(encoding), *(_classes(inner, rest) if inner else [])]
-
-
-def export(folder: RunFolder, target: Path) -> int:
-    """Write the newest good parameters of a run to `target`, see `write_export`. Return their step.
-
-    Raises WorkdirError, OutOfMemoryError.
-    """
-    _, params, _, step = load_model(folder)
-    config, tokenizer = (file.read_bytes().decode() for file in (folder.config_file, folder.tokenizer_file))
-    write_export(target, params, step, config, tokenizer)
-    return step
