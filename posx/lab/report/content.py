@@ -27,7 +27,7 @@ from posx.lab.config import TrainConfig, base_config, run_config
 from posx.lab.plots import baselines, captions, effects, look, pictures
 from posx.lab.plots.convergence import convergence_tables
 from posx.lab.plots.formats import FORMATS
-from posx.lab.plots.groups import Curve, Panel, Point, curves_of_runs, panels
+from posx.lab.plots.groups import Curve, Panel, Point, choose_places, curves_of_runs, panels
 from posx.lab.plots.points import (
     Log,
     answer_curves,
@@ -84,10 +84,10 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
     return {
         "curves": [_curve(curve) for curve in curves],
         "panels": [
-            _panel(panel, places, next(iter(drawn.values()))) for panel, drawn in zip(windows, measured, strict=True)
+            _panel(panel, places, next(iter(own.values())))
+            | {"points": list(_points(panel, own, places)), "table": _table(panel, own, places)}
+            for panel, own in zip(windows, measured, strict=True)
         ],
-        "points": [point for n, panel in enumerate(windows) for point in _points(n, panel, measured[n], places)],
-        "table": [line for n, panel in enumerate(windows) for line in _table(n, panel, measured[n], places)],
         "copies": {name: write(tables) for name, write in FORMATS.items()},
         "positions": [_panel(panel, places, ()) | {"points": list(_positions(panel, places))} for panel in positions],
         "training": list(_training(logs, places)),
@@ -155,7 +155,7 @@ def _panel(panel: Panel, places: Mapping[str, int], drawn: Sequence[Curve]) -> d
 
 
 def _points(
-    number_of_panel: int, panel: Panel, measured: Mapping[str, Sequence[Curve]], places: Mapping[str, int]
+    panel: Panel, measured: Mapping[str, Sequence[Curve]], places: Mapping[str, int]
 ) -> Iterator[dict[str, Any]]:
     """Yield a point for each measure, curve and window of a panel."""
     for measure, curves in measured.items():
@@ -163,36 +163,43 @@ def _points(
             for point in curve.points:
                 low, high = point.interval or (None, None)
                 yield {
-                    "panel": number_of_panel, "measure": measure, "curve": places[curve.runs.run.iloc[0]],
+                    "measure": measure, "curve": places[curve.runs.run.iloc[0]],
                     "x": round(point.x * (panel.train_len if measure == "R_k" else 1)), "mean": _plain(point.mean),
                     "values": list(point.values), "low": low, "high": high,
                 }  # fmt: skip
 
 
-def _table(
-    number_of_panel: int, panel: Panel, measured: Mapping[str, Sequence[Curve]], places: Mapping[str, int]
-) -> Iterator[dict[str, Any]]:
-    """Yield the cells of each curve of a panel.
+def _table(panel: Panel, measured: Mapping[str, Sequence[Curve]], places: Mapping[str, int]) -> dict[str, Any]:
+    """Return the table of a panel: its head, and the numbers and the cells of its curves, the best first.
 
-    They are seeds, perplexity and bits at L, R_k, and the 1 % horizon, or right answers by length.
+    The cells are seeds, perplexity and bits at L, R_k, and the 1 % horizon, or right answers by length.
     """
-    points = {name: {curve.label: curve.points for curve in drawn} for name, drawn in measured.items()}
-    first = next(iter(measured.values()))
-    seeds = {curve.label: {"value": curve.seeds[1], "text": seed_count(curve)} for curve in first}
+    lengths = {name: sorted({point.x for one in drawn for point in one.points}) for name, drawn in measured.items()}
+    if of_answers := "right" in measured:
+        columns = {f"right at {n:g}": ("right", n) for n in lengths["right"]}
+    else:
+        quantity, at_train = captions.perplexity_name(panel.protocol), float(panel.train_len)
+        columns = {f"{quantity} at L": ("ppl", at_train), "bits per byte at L": ("bpb", at_train)}
+        columns |= {f"R_{k:g}": ("R_k", k) for k in choose_places(k for k in lengths["R_k"] if k > 1)}
+    lines = dict[int, list[Any]]()
     for curve in panel.curves:
-        if right := points.get("right"):
-            yield {
-                "panel": number_of_panel, "curve": places[curve.runs.run.iloc[0]], "seeds": seeds[curve.label],
-                "right": {f"{point.x:g}": _cell(point) for point in right[curve.label]},
-            }  # fmt: skip
-            continue
-        ratios = {point.x: point for point in points["R_k"][curve.label]}
-        yield {
-            "panel": number_of_panel, "curve": places[curve.runs.run.iloc[0]], "seeds": seeds[curve.label],
-            **{name: _find_point(points[name][curve.label], panel.train_len) for name in ("ppl", "bpb")},
-            "ratios": {f"{k:g}": _cell(point) for k, point in ratios.items() if k > 1},
-            "horizon": _horizon({k: _mean_of_all(point) for k, point in ratios.items()}),
-        }  # fmt: skip
+        own = {name: next(one for one in drawn if one.label == curve.label) for name, drawn in measured.items()}
+        first = own["right" if of_answers else "ppl"]
+        cells = [
+            next((_cell(point) for point in own[name].points if point.x == x), None) for name, x in columns.values()
+        ]
+        if not of_answers:
+            cells.append(_horizon({point.x: _mean_of_all(point) for point in own["R_k"].points}))
+        seeds = {"value": first.seeds[1], "text": seed_count(first)}
+        lines[places[curve.runs.run.iloc[0]]] = [seeds, *cells]
+
+    def rank(n: int) -> float:
+        value = (lines[n][-1 if of_answers else 1] or {}).get("value")
+        return math.inf if value is None else -value if of_answers else value
+
+    best = sorted(lines, key=rank)
+    head = ["encoding", "seeds", *columns, *([] if of_answers else ["horizon / L"])]
+    return {"head": head, "curves": best, "body": [lines[n] for n in best]}
 
 
 def _mean_of_all(point: Point) -> float:
@@ -206,10 +213,6 @@ def _horizon(ratios: Mapping[float, float]) -> dict[str, Any] | None:
         return None
     longest = horizon(ratios)
     return {"value": longest, "text": f"{'>= ' if longest == max(ratios) else ''}{longest:g}"}
-
-
-def _find_point(points: Sequence[Point], x: float) -> dict[str, Any] | None:
-    return next((_cell(point) for point in points if point.x == x), None)
 
 
 def _cell(point: Point) -> dict[str, Any]:

@@ -57,14 +57,14 @@ async function draw(id, description, layer, values) {
   await embed($(id), spec, tooltip);
 }
 
-function chosen(points, measure = $("measure").value) {
-  const panel = Number($("panel").value);
-  return points.filter((p) => p.panel === panel && p.measure === measure && shown.has(p.curve) && p.mean !== null);
+function chosen() {
+  const { points } = data.panels[$("panel").value];
+  return points.filter((p) => p.measure === $("measure").value && shown.has(p.curve) && p.mean !== null);
 }
 
 function drawLengths() {
   const [panel, measure, spread] = [data.panels[$("panel").value], $("measure").value, $("spread").value];
-  const points = chosen(data.points).map((p) => ({
+  const points = chosen().map((p) => ({
     ...p, label: data.curves[p.curve].label, run: "", thin: data.curves[p.curve].window_of !== "", min: Math.min(...p.values), max: Math.max(...p.values),
     tip: { text: `${data.curves[p.curve].label}\n${p.x.toLocaleString("en")} tokens: ${number(p.mean)}\n` +
       (p.low === null ? "no interval\n" : `95 %: ${number(p.low)} to ${number(p.high)}\n`) +
@@ -145,7 +145,7 @@ function drawTraining() {
 }
 
 function drawCost() {
-  const points = chosen(data.points);
+  const points = chosen();
   const longest = Math.max(...points.map((p) => p.x));
   const values = points.filter((p) => p.x === longest).flatMap((p) => {
     const times = data.training.filter((run) => run.curve === p.curve).map((run) => run.steps.at(-1)[3]);
@@ -196,22 +196,9 @@ function table(id, head, body) {
   $(id).replaceChildren(element("table", null, element("thead", null, element("tr", null, ...heads)), rows));
 }
 
-function fillAnswers(own) {
-  const lengths = [...new Set(own.flatMap((line) => Object.keys(line.right)))].sort((a, b) => a - b);
-  const body = own.map((line) => [data.curves[line.curve].label, line.seeds, ...lengths.map((n) => line.right[n] ?? null)]);
-  body.sort((a, b) => (b.at(-1)?.value ?? -1) - (a.at(-1)?.value ?? -1));
-  table("table", ["encoding", "seeds", ...lengths.map((n) => `right at ${n}`)], body);
-}
-
 function fillTable() {
-  const own = data.table.filter((line) => line.panel === Number($("panel").value));
-  if (own.some((line) => line.right)) return fillAnswers(own);
-  const factors = [...new Set(own.flatMap((line) => Object.keys(line.ratios)))].map(Number).sort((a, b) => a - b);
-  const kept = factors.filter((k) => factors.length <= 8 || Number.isInteger(Math.log2(k)));
-  const body = own.map((line) => [data.curves[line.curve].label, line.seeds, line.ppl, line.bpb,
-    ...kept.map((k) => line.ratios[k] ?? null), line.horizon]);
-  body.sort((a, b) => (a[2]?.value ?? Infinity) - (b[2]?.value ?? Infinity));
-  table("table", ["encoding", "seeds", `${quantity()} at L`, "bits per byte at L", ...kept.map((k) => `R_${k}`), "horizon / L"], body);
+  const { head, curves, body } = data.panels[$("panel").value].table;
+  table("table", head, body.map((cells, n) => [data.curves[curves[n]].label, ...cells]));
 }
 
 // Ratios with the decimals, 4 or more, at which no value that is not 1 is shown as 1: those of posx compare.
@@ -331,12 +318,11 @@ async function drawAll() {
 }
 
 function choosePanel() {
-  const panel = Number($("panel").value);
-  const there = new Set(data.points.filter((p) => p.panel === panel && p.mean !== null).map((p) => p.measure));
+  const { points, table } = data.panels[$("panel").value];
+  const there = new Set(points.filter((p) => p.mean !== null).map((p) => p.measure));
   options("measure", Object.entries(MEASURES).filter(([name]) => there.has(name)));
   shown.clear();
-  const best = data.table.filter((line) => line.panel === panel).sort((a, b) => (a.ppl?.value ?? Infinity) - (b.ppl?.value ?? Infinity));
-  best.slice(0, MOST_CURVES).forEach((line) => shown.add(line.curve));
+  table.curves.slice(0, MOST_CURVES).forEach((n) => shown.add(n));
   fillLegend();
   fillTable();
   return drawAll();

@@ -472,11 +472,15 @@ def test_the_report_has_the_right_answers_and_verdicts_of_a_task(capsys, tmp_pat
         answer(tmp_path, encoding, 0, items < share)
     made = content([tmp_path])
     shares = {encoding: float((items < share).mean()) for encoding, share in (("alibi", 0.6), ("rope", 0.75))}
-    assert {point["measure"] for point in made["points"]} == {"right"} and len(made["points"]) == 4
-    assert [line["right"]["128"]["value"] for line in made["table"]] == pytest.approx([*shares.values()])
-    assert all(
-        line["right"]["64"]["text"].startswith(f"{line['right']['64']['value']:.3f} (") for line in made["table"]
+    (panel,) = made["panels"]
+    assert {point["measure"] for point in panel["points"]} == {"right"} and len(panel["points"]) == 4
+    assert panel["table"]["head"][2:] == ["right at 64", "right at 128"]
+    right = [cells for _, *cells in panel["table"]["body"]]
+    names = [made["curves"][n]["label"] for n in panel["table"]["curves"]]
+    assert names == ["rope", "alibi"] and [far["value"] for _, far in right] == pytest.approx(
+        [shares[n] for n in names]
     )
+    assert all(near["text"].startswith(f"{near['value']:.3f} (") for near, _ in right)
     known = {one["eval_len"]: one["effect"] for one in compared(capsys, str(tmp_path), measure="exact_match")}
     for verdict in made["verdicts"]:
         _, _, length, _, measure = made["places"][verdict[2]]

@@ -175,7 +175,9 @@ def test_page_and_table_count_the_same_seeds(tmp_path):
     put(tmp_path / "rope-s2", "rope", 2, targets="other")
     table = plots.table(read_results(tmp_path))
     page = content([tmp_path])
-    shown = {page["curves"][line["curve"]]["label"]: line["seeds"]["text"] for line in page["table"]}
+    (panel,) = page["panels"]
+    names = [page["curves"][n]["label"] for n in panel["table"]["curves"]]
+    shown = {name: seeds["text"] for name, (seeds, *_) in zip(names, panel["table"]["body"], strict=True)}
     assert shown == {name: cells(table, name)[1] for name in ("alibi", "rope")} == {"alibi": "3", "rope": "2"}
 
 
@@ -185,8 +187,8 @@ def test_a_failed_seed_ends_the_horizon(tmp_path):
     failed = {"status": "nonfinite", "ppl": None, "nll": None, "block_nll": None}
     put(tmp_path / "alibi-s0", "alibi", 0, lengths=(256,))
     put(tmp_path / "alibi-s1", "alibi", 1, lengths=(256,), **failed)
-    (line,) = content([tmp_path])["table"]
-    assert line["horizon"] == {"value": 2, "text": "2"} and line["ratios"]["4"]["text"].endswith("(1 not finite)")
+    (line,) = content([tmp_path])["panels"][0]["table"]["body"]
+    assert line[-1] == {"value": 2, "text": "2"} and line[-2]["text"].endswith("(1 not finite)")
 
 
 def test_equal_means_of_unequal_blocks_are_no_equal_losses(capsys, tmp_path):

@@ -44,17 +44,19 @@ def test_report_holds_the_numbers_of_the_rows(capsys, tmp_path):
     _, data, said = written(capsys, tmp_path, tmp_path / "sweep")
     assert "4 runs" in said
     assert [curve["label"] for curve in data["curves"]] == ["alibi", "rope"]
-    point = next(p for p in data["points"] if (p["measure"], p["curve"], p["x"]) == ("ppl", 1, 128))
+    (panel,) = data["panels"]
+    point = next(p for p in panel["points"] if (p["measure"], p["curve"], p["x"]) == ("ppl", 1, 128))
     stored = [json.loads(line) for path in sorted(tmp_path.glob("sweep/rope*")) for line in open(path / "eval.jsonl")]
     values = [one["ppl"] for one in stored if one["eval_len"] == 128 and one["protocol"] == "nonoverlapping"]
     assert sorted(point["values"]) == sorted(values) and point["mean"] == pytest.approx(sum(values) / 2)
-    line = next(line for line in data["table"] if line["curve"] == 1)
+    table, names = panel["table"], [curve["label"] for curve in data["curves"]]
+    lines = zip(table["curves"], table["body"], strict=True)
+    cells = {names[n]: dict(zip(table["head"][1:], line, strict=True)) for n, line in lines}
     far, near = ([r["ppl"] for r in stored if r["eval_len"] == n and "ppl" in r] for n in (128, 64))
     ratios = [a / b for a, b in zip(far, near, strict=True)]
-    assert line["ratios"]["2"]["value"] == pytest.approx(sum(ratios) / 2) and line["seeds"]["text"] == "2"
-    assert line["ratios"]["2"]["text"] in plots.table(read_results(tmp_path / "sweep"))
-    horizons = {data["curves"][line["curve"]]["label"]: line["horizon"]["text"] for line in data["table"]}
-    assert horizons == {"alibi": ">= 4", "rope": "1"}
+    assert cells["rope"]["R_2"]["value"] == pytest.approx(sum(ratios) / 2) and cells["rope"]["seeds"]["text"] == "2"
+    assert cells["rope"]["R_2"]["text"] in plots.table(read_results(tmp_path / "sweep"))
+    assert {name: line["horizon / L"]["text"] for name, line in cells.items()} == {"alibi": ">= 4", "rope": "1"}
     places = [(None, 64), (None, 128), (None, 256), (2, 128), (4, 256)]
     assert [(*v[:2], *data["places"][v[2]][3:1:-1]) for v in data["verdicts"]] == [(0, 1, *place) for place in places]
     at_train = data["verdicts"][0]
