@@ -110,7 +110,8 @@ def is_table(path: pathlib.Path) -> bool:
 
 
 def _table(panel: Panel) -> RowTable:
-    curves, columns = (answer_curves if panel.protocol == Answers.name else perplexity_curves)(panel), _columns(panel)
+    curves = (answer_curves if panel.protocol == Answers.name else perplexity_curves)(panel)
+    columns = _columns(panel, curves)
     named = [(f"{one.label} ({title})", points[one.label]) for one in curves for title, points in columns.items()]
     spreads = _spreads(named, "items" if panel.protocol == Answers.name else "text")
     warnings = [] if _has_train_len(panel) else [f"not measured at L = {panel.train_len}, so there are no ratios"]
@@ -185,25 +186,22 @@ def _has_train_len(panel: Panel) -> bool:
     return bool((panel.rows.eval_len == panel.train_len).any())
 
 
-def _columns(panel: Panel) -> dict[str, dict[str, Point]]:
+def _columns(panel: Panel, curves: Sequence[Curve]) -> dict[str, dict[str, Point]]:
     """Return {title: {label: point}}: at L and the ratios to L, or all measured lengths if L is not among them.
 
-    For a task, the share of right answers at each length.
+    For a task, the share of right answers at each length. curves: of perplexity, or of right answers.
     """
-    if panel.protocol == Answers.name:
-        shares = answer_curves(panel)
-        kept = choose_places(set(panel.rows.eval_len), panel.train_len)
-        return {f"right at {length:.6g}": _find_point(shares, length) for length in kept}
-    absolute, train_len, quantity = perplexity_curves(panel), panel.train_len, captions.perplexity_name(panel.protocol)
-    if not _has_train_len(panel):
+    of_answers, train_len = panel.protocol == Answers.name, panel.train_len
+    quantity = "right" if of_answers else captions.perplexity_name(panel.protocol)
+    if of_answers or not _has_train_len(panel):
         kept = choose_places(set(panel.rows.eval_len), train_len)
-        return {f"{quantity} at {length:.6g}": _find_point(absolute, length) for length in kept}
+        return {f"{quantity} at {length:.6g}": _find_point(curves, length) for length in kept}
     ratios = ratio_curves(panel)
     factors = choose_places({point.x for curve in ratios for point in curve.points if point.x != 1})
     shorter = choose_places({length for length in panel.rows.eval_len if length < train_len})
     return {
-        **{f"{quantity} at {length}": _find_point(absolute, length) for length in shorter},
-        f"{quantity} at L = {train_len}": _find_point(absolute, train_len),
+        **{f"{quantity} at {length}": _find_point(curves, length) for length in shorter},
+        f"{quantity} at L = {train_len}": _find_point(curves, train_len),
         f"bits per byte at {train_len}": _find_point(bits_curves(panel), train_len),
         **{f"R_{factor:.6g}": _find_point(ratios, factor) for factor in factors},
     }
