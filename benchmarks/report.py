@@ -77,7 +77,7 @@ def panels(path: Path, drawn: Mapping[str, Panel], title: str, lines: Sequence[s
                 ax.set_ylim(bottom=0)
             ax.set_xlabel("length (tokens)")
             ax.set_ylabel(panel.ylabel)
-        look.legend(made, list(handles.values()), list(handles), 0.92, 0.88)
+        look.legend(made, [(handle, label) for label, handle in handles.items()], 0.92, 0.88)
         look.headings(made, title, lines, lift=-0.04)
         look.save_figure(made, path.parent, path.stem)
 

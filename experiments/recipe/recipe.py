@@ -192,7 +192,7 @@ def figure(records: Sequence[Record], folder: Path) -> list[Path]:
             ax.set_xlabel("learning rate of the position parameters / that of all others")
             ax.set_ylabel(label)
         handles, labels = axes[1].get_legend_handles_labels()
-        look.legend(made, handles, labels, 0.845, 0.985)
+        look.legend(made, list(zip(handles, labels, strict=True)), 0.845, 0.985)
         look.headings(made, "What the multiplier decides, at the training length and eight times beyond it", [
             f"{records[0]['step']} steps at L = {records[0]['train_len']}, base rate {records[0]['learning_rate']:g} · "
             f"{seeds} · rings: what was chosen, by the left side alone",

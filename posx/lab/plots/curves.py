@@ -215,15 +215,14 @@ def length_curves(panels: Sequence[Panel]) -> Figure:
     top = look.log_axis(axes[0], baselines.frame_values(strokes.drawn_values(curves), windows, {}, level))
     for ax in axes:
         baselines.draw_no_context(ax, level, named=ax is axes[0])
-    handles = [Line2D([], [], **strokes.line_style(style)) for style in looks.values()]
-    ends = {length: [f"{name.rpartition('.')[2]}={of[length]}" for name, of in by_length.items()] for length in looks}
-    lines = ["\n  ".join([f"L = {length}", *ends[length]]) for length in looks]
-    more = baselines.handles(windows, {})
+    entries = list[tuple[Line2D, str]]()
+    for length, look_of_length in looks.items():
+        ends = [f"{name.rpartition('.')[2]}={of[length]}" for name, of in by_length.items()]
+        entries.append((Line2D([], [], **strokes.line_style(look_of_length)), "\n  ".join([f"L = {length}", *ends])))
     made.supxlabel("evaluation length (tokens)", size=10, y=0.12 / height, va="bottom")
     quantity = captions.perplexity_name(panels[0].protocol)
     made.supylabel(f"{quantity} per token (log scale)", size=10, x=0.3 / width)
-    entries = [*handles, *(one for one, _ in more)], [*lines, *(text for _, text in more)]
-    look.legend(made, *entries, 1 - 1.1 / width, 1 - 0.3 / height)
+    look.legend(made, [*entries, *baselines.handles(windows, {})], 1 - 1.1 / width, 1 - 0.3 / height)
     title = f"{quantity.capitalize()} across training lengths (each marked by its vertical line)"
     notes = [*strokes.frame_notice([*curves, *windows], top), *baselines.no_context_note(panels, axes[0])]
     strokes.write_words(made, title, panels, curves, more=notes)
@@ -268,7 +267,7 @@ def training(runs: pd.DataFrame, losses: Mapping[str, points.Losses], missing: M
     entries = sorted(seen.items(), key=lambda pair: pair[0])
     if any(not math.isfinite(own[-1][1]) for own in losses.values()):
         entries.append((FAILED["diverged"], strokes.failure_mark("diverged")))
-    look.legend(made, [line for _, line in entries], [name for name, _ in entries], 0.775, 0.985)
+    look.legend(made, [(line, name) for name, line in entries], 0.775, 0.985)
     many = f"{len(runs)} run{'s' if len(runs) != 1 else ''}; longer logs are averaged over equal spans"
     title = "Training loss of masked tokens" if is_masked else "Training loss"
     look.headings(made, title, [many], captions.training_mixture(runs))

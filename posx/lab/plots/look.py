@@ -145,15 +145,16 @@ def draw_notes(made: Figure, lines: Sequence[str]) -> None:
         made.text(MARGIN, 0.005 - line * level, text, size=8.5, color="#555555", va="top")
 
 
-def legend(made: Figure, handles: Sequence[Line2D], labels: Sequence[str], x: float, y: float) -> None:
+def legend(made: Figure, entries: Sequence[tuple[Line2D, str]], x: float, y: float) -> None:
     """Draw a legend with its top left corner at (x, y) of the figure. It shows every label literally."""
-    if not handles:
+    if not entries:
         return
-    rows = sum(1 + label.count("\n") for label in labels)
+    rows = sum(1 + label.count("\n") for _, label in entries)
     columns = max(1, math.ceil(rows * 0.215 / made.get_figheight()))
     place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (x, y), "borderaxespad": 0.0, "ncols": columns}
-    box = made.legend(list(handles), ["-"] * len(handles), handlelength=3.2, labelspacing=0.55, **place)
-    for text, label in zip(box.get_texts(), labels, strict=True):  # a label that starts with _ is left out
+    handles = [handle for handle, _ in entries]
+    box = made.legend(handles, ["-"] * len(handles), handlelength=3.2, labelspacing=0.55, **place)
+    for text, (_, label) in zip(box.get_texts(), entries, strict=True):  # a label that starts with _ is left out
         text.set_text(label)
 
 

@@ -80,19 +80,15 @@ def draw_legend(
     more: the last entries.
     """
     seeds = max((len(curve.runs) for curve in panel.curves), default=0)
-    curves = sorted(curves, key=lambda curve: curve.label)
-    handles, texts = [Line2D([], [], **line_style(curve.look)) for curve in curves], list[str]()
-    for curve in curves:
+    entries = list[tuple[Line2D, str]]()
+    for curve in sorted(curves, key=lambda curve: curve.label):
         few, many = curve.seeds
         n = " (no value)" if not many else f" (n = {few})" if few == many else f" (n = {few} to {many})"
-        texts.append(look.wrap(curve.label) + (n if (few, many) != (seeds, seeds) or not many else ""))
-    for kind in FAILURE_MARKS:
-        if any(kind in point.failures for curve in curves for point in curve.points):
-            handles.append(failure_mark(kind))
-            texts.append(FAILED[kind])
-    look.legend(
-        made, [*handles, *(one for one, _ in more)], [*texts, *(text for _, text in more)], right + 0.015, 0.985
-    )
+        text = look.wrap(curve.label) + (n if (few, many) != (seeds, seeds) or not many else "")
+        entries.append((Line2D([], [], **line_style(curve.look)), text))
+    failures = {kind for curve in curves for point in curve.points for kind in point.failures}
+    entries += [(failure_mark(kind), FAILED[kind]) for kind in FAILURE_MARKS if kind in failures]
+    look.legend(made, [*entries, *more], right + 0.015, 0.985)
 
 
 def drawn_values(curves: Sequence[Curve]) -> list[float]:
