@@ -57,7 +57,7 @@ def panel_rows(panels: Sequence[Panel]) -> pd.DataFrame:
     return pd.concat([panel.rows for panel in panels])
 
 
-def spreads(curves: Sequence[Curve], interval: str) -> list[str]:
+def spreads(curves: Sequence[Curve], interval: str = "") -> list[str]:
     """Return a subtitle line on the band, dots and bars of a figure. `interval` names the bars, "" for many points."""
     seeds = f"Line: mean over seeds, band: lowest to highest{', dots: each' if interval else ''}"
     parts = [seeds] if any(curve.seeds[1] > 1 for curve in curves) else []

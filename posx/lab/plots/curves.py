@@ -80,12 +80,12 @@ def extrapolation(panel: Panel) -> Figure:
         baselines.draw_no_context(ax, level)
     lanes = strokes.mark_failures(full, curves)
     same = "" if captions.mixture(panel.rows) else ", the same text for all curves"
-    interval = f"95 % interval over text{' (left)' if several else ''}{same}"
+    spreads = captions.spreads(curves, f"95 % interval over text{' (left)' if several else ''}{same}")
     beyond = [f"Outside the right panel: {captions.join_names(outside)}"] if outside else []
     title = f"{quantity.capitalize()} at and beyond the training length"
     more = [*beyond, *strokes.frame_notice([*curves, *windows], top), *baselines.no_context_note([panel], full)]
     more += baselines.longer_notes(panel)
-    strokes.write_words(made, title, [panel], curves, interval, lanes, more=more)
+    strokes.write_words(made, title, [panel], curves, spreads, lanes, more=more)
     entries = baselines.handles(windows, trained)
     strokes.draw_legend(made, panel, curves, 0.80 + 0.045 if several else 0.83, entries)
     return made
@@ -133,9 +133,9 @@ def ratio(panel: Panel) -> Figure:
     unbased = [one for one in whole if not any(point.x == panel.train_len and point.values for point in one.points)]
     lines = [f"{look.one_line(curve.label)}: no value at L, so no ratio" for curve in unbased[:6]]
     title = f"{quantity.capitalize()} relative to the training length, R_k = ppl(kL) / ppl(L)"
-    interval, more = "95 % interval of the ratio over text", [*lines, *strokes.frame_notice([*curves, *windows], top)]
-    more += baselines.longer_notes(panel)
-    strokes.write_words(made, title, [panel], curves, interval, lanes, "k = ", more)
+    spreads = captions.spreads(curves, "95 % interval of the ratio over text")
+    more = [*lines, *strokes.frame_notice([*curves, *windows], top), *baselines.longer_notes(panel)]
+    strokes.write_words(made, title, [panel], curves, spreads, lanes, "k = ", more)
     strokes.draw_legend(made, panel, curves, 0.76, baselines.handles(windows, trained))
     return made
 
@@ -160,7 +160,7 @@ def per_position(panel: Panel) -> Figure:
     left.set_ylabel("loss in the bin (nats per token)")
     right.set_ylabel("perplexity of all targets up to here")
     beyond = strokes.frame_notice(running, look.log_axis(right, strokes.drawn_values(running)))
-    strokes.write_words(made, "Loss along the window", [panel], binned, more=beyond)
+    strokes.write_words(made, "Loss along the window", [panel], binned, captions.spreads(binned), more=beyond)
     strokes.draw_legend(made, panel, binned, 0.80, baselines.handles(windows, {}))
     return made
 
@@ -179,9 +179,11 @@ def answers(panel: Panel) -> Figure:
     ax.set_ylabel("hidden tokens that are right" if points.hides_tokens(panel) else "items with the right answer")
     ax.set_ylim(-0.02, 1.02)
     lanes = strokes.mark_failures(ax, curves)
-    strokes.write_words(
-        made, "Right answers at and beyond the training length", [panel], curves, "95 % interval over items", lanes
+    title, spreads = (
+        "Right answers at and beyond the training length",
+        captions.spreads(curves, "95 % interval over items"),
     )
+    strokes.write_words(made, title, [panel], curves, spreads, lanes)
     strokes.draw_legend(made, panel, curves, 0.76, baselines.handles(windows, {}))
     return made
 
@@ -225,7 +227,7 @@ def length_curves(panels: Sequence[Panel]) -> Figure:
     look.legend(made, [*entries, *baselines.handles(windows, {})], 1 - 1.1 / width, 1 - 0.3 / height)
     title = f"{quantity.capitalize()} across training lengths (each marked by its vertical line)"
     notes = [*strokes.frame_notice([*curves, *windows], top), *baselines.no_context_note(panels, axes[0])]
-    strokes.write_words(made, title, panels, curves, more=notes)
+    strokes.write_words(made, title, panels, curves, captions.spreads(curves), more=notes)
     return made
 
 

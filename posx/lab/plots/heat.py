@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
-from posx.lab.plots import baselines, captions, look, points
+from posx.lab.plots import baselines, captions, look, points, strokes
 from posx.lab.plots.groups import Curve, Panel, Point
 from posx.lab.results.columns import FAILED
 
@@ -54,9 +54,8 @@ def distance_map(panel: Panel) -> Figure:
         ax.grid(False)
     _name_axes(made, "distance (tokens)")
     _bar(made, image)
-    lines = [*captions.subtitle([panel]), f"Above the dashed line: {what}"]
-    look.headings(made, "Right tokens of answers by distance to their source", lines, captions.mixture(panel.rows))
-    look.draw_notes(made, captions.notes([panel], []))
+    title = "Right tokens of answers by distance to their source"
+    strokes.write_words(made, title, [panel], [], [f"Above the dashed line: {what}"])
     return made
 
 
@@ -89,14 +88,9 @@ def triangle(panels: Sequence[Panel]) -> Figure:
     ticks = look.log_ticks(low, top)
     bar = _bar(made, image, "max" if high > top else "neither")
     bar.set_ticks(ticks, labels=[f"{tick:,.10g}" for tick in ticks], minor=False)
-    quantity = captions.perplexity_name(panels[0].protocol)
-    lines = [
-        *captions.subtitle(panels),
-        "Boxed: windows of the training length. A column compares models on windows of one length",
-    ]
-    title = f"{quantity.capitalize()} by training length and evaluation length"
-    look.headings(made, title, lines, captions.mixture(captions.panel_rows(panels)))
-    look.draw_notes(made, [*captions.notes(panels, []), *baselines.no_context_note(panels)])
+    title = f"{captions.perplexity_name(panels[0].protocol).capitalize()} by training length and evaluation length"
+    fact = "Boxed: windows of the training length. A column compares models on windows of one length"
+    strokes.write_words(made, title, panels, [], [fact], more=baselines.no_context_note(panels))
     return made
 
 

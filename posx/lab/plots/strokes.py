@@ -105,7 +105,7 @@ def frame_notice(curves: Iterable[Curve], top: float) -> list[str]:
 
 
 def write_words(
-    made: Figure, title: str, panels: Sequence[Panel], curves: Sequence[Curve], interval: str = "", lanes: int = 0,
+    made: Figure, title: str, panels: Sequence[Panel], curves: Sequence[Curve], facts: Iterable[str], lanes: int = 0,
     unit: str = "", more: Iterable[str] = (),
 ) -> None:  # fmt: skip
     """Write the text over and under the axes.
@@ -115,14 +115,13 @@ def write_words(
       title: of the figure.
       panels: the panels that it shows.
       curves: the curves that it shows.
-      interval: the meaning of the bars, "" for curves of many points.
+      facts: the last lines over the axes.
       lanes: lanes of failure marks, which stay free.
       unit: the text before abscissas in notes.
       more: the last notes.
     """
-    lines = [*captions.subtitle(panels), *captions.spreads(curves, interval)]
     warning = captions.mixture(captions.panel_rows(panels))
-    look.headings(made, title, lines, warning, LANE * lanes)
+    look.headings(made, title, [*captions.subtitle(panels), *facts], warning, LANE * lanes)
     look.draw_notes(made, [*captions.notes(panels, curves, unit), *more])
 
 
