@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from posx.contract.fields import snake_case
 from posx.contract.shapes import check_usable
 from posx.contract.sources import source_digest
 from posx.encodings.frequencies import RULES, FrequencyRule
-from posx.encodings.grammar import own_class, parse, parse_field, unparse
+from posx.encodings.grammar import own_class, parse, parse_field, unparse, value_text
 from posx.encodings.inheritance import check_change, inherit_fields
 from posx.errors import ConfigError, nearest
 from posx.lazy import module_getter
@@ -108,6 +109,13 @@ def spec_text(spec: Spec) -> str:
     Raises ConfigError as `build` does.
     """
     return unparse(_spec(from_spec(spec), every=False))
+
+
+def field_text(value: Any) -> str:
+    """Return the value of a field as it can be typed, or as Python prints it if it has no spelling."""
+    if isinstance(value, float) and not math.isfinite(value):  # the default of a user's class
+        return str(value)
+    return spec_text(value) if isinstance(value, Value) else value_text(value)
 
 
 def build(spec: Spec, dims: Dims) -> Encoding:

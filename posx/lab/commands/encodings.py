@@ -17,9 +17,8 @@ from typing import Any
 from posx.attention import causal, refusal
 from posx.contract import Value, abstract_params, acting_hooks, walk_values
 from posx.contract.fields import type_hints
-from posx.encodings import ENCODINGS, Chain, Dims, Encoding, build, encoding_name, from_spec, spec_text
+from posx.encodings import ENCODINGS, Chain, Dims, Encoding, build, encoding_name, field_text, from_spec, spec_text
 from posx.encodings.frequencies import FrequencyRule, Geometric
-from posx.encodings.grammar import value_text
 from posx.encodings.rates import encoding_rates, multipliers_in_rows
 from posx.errors import ConfigError, join_problems
 from posx.lab.commands import SIZES, work_folder
@@ -207,7 +206,7 @@ def walk_fields(encoding: Encoding, asked: Encoding, prefix: str = "") -> Iterat
     """Yield (path, value) of every field, also of the encodings in fields. `asked` is the unresolved value."""
     if isinstance(encoding, Chain):
         for n, (part, given) in enumerate(zip(encoding.parts, _parts(asked), strict=True)):
-            yield f"{prefix}{n}", _value_text(given)
+            yield f"{prefix}{n}", field_text(given)
             yield from walk_fields(part, given, f"{prefix}{n}.")
         return
     cls: Any = type(encoding)
@@ -222,25 +221,16 @@ def walk_fields(encoding: Encoding, asked: Encoding, prefix: str = "") -> Iterat
         if given is None:
             note = " (set from the sizes)"
         elif field.default is not dataclasses.MISSING and given != field.default:
-            note = f" (default: {'set from the sizes' if field.default is None else _value_text(field.default)})"
+            note = f" (default: {'set from the sizes' if field.default is None else field_text(field.default)})"
         if nested:
-            yield path, f"{_value_text(given)}{note}"
+            yield path, f"{field_text(given)}{note}"
             yield from walk_fields(value, given, f"{path}.")
         else:
             unit = _unit(type_hints(cls).get(field.name))
-            yield path, f"{_value_text(value)}{unit and f' {unit}'}{note}"
+            yield path, f"{field_text(value)}{unit and f' {unit}'}{note}"
 
 
 def _unit(hint: Any) -> str:
     """Return the text in Annotated[int, "tokens"], also within a tuple or beside None, or "" if there is none."""
     texts = [text for text in getattr(hint, "__metadata__", ()) if isinstance(text, str)]
     return next(filter(None, (*texts, *map(_unit, typing.get_args(hint)))), "")
-
-
-def _value_text(value: Any) -> str:
-    """Return the value of a field as it can be typed."""
-    if isinstance(value, Value):
-        return spec_text(value)
-    if isinstance(value, float) and not math.isfinite(value):  # the default of a user's class, which has no spelling
-        return str(value)
-    return value_text(value)

@@ -13,9 +13,9 @@ from posx.attention import Slots, attend
 from posx.attention.masks import Mask, window
 from posx.contract import Chain, Dims, Params, Value, abstract_params, walk_values
 from posx.contract.composite import select_part
-from posx.encodings import Encoding, build, changed, code_of, from_spec, spec_text
+from posx.encodings import Encoding, build, changed, code_of, field_text, from_spec, spec_text
 from posx.encodings.frequencies import Geometric
-from posx.encodings.grammar import parse_field, value_text
+from posx.encodings.grammar import parse_field
 from posx.encodings.rates import layer_rates
 from posx.encodings.rope import Rope
 from posx.errors import ConfigError
@@ -233,10 +233,6 @@ def _where(layers: Sequence[int], masks: Sequence[Mask], fix: str) -> str:
 def _difference(old: Value, new: Value) -> str:
     """Return the fields that differ, as "base: 10000 -> 500000", or both values if they are of two classes."""
     if type(old) is not type(new) or isinstance(old, Chain):
-        return f"{_text(old)} -> {_text(new)}"
+        return f"{field_text(old)} -> {field_text(new)}"
     pairs = {field.name: (getattr(old, field.name), getattr(new, field.name)) for field in dataclasses.fields(old)}
-    return ", ".join(f"{name}: {_text(a)} -> {_text(b)}" for name, (a, b) in pairs.items() if a != b)
-
-
-def _text(value: Any) -> str:
-    return spec_text(value) if isinstance(value, Value) else value_text(value)
+    return ", ".join(f"{name}: {field_text(a)} -> {field_text(b)}" for name, (a, b) in pairs.items() if a != b)
