@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from posx.contract.fields import above, at_least, at_most, below, field_problems
-from posx.errors import ConfigError, join_problems
+from posx.errors import ConfigError
 from posx.lab.tasks import parse_task
 
 #: Settings that may name a file or folder.
@@ -131,9 +131,3 @@ def _is_integer_type(name: str) -> bool:
         return np.dtype(name).kind in "iu"
     except (TypeError, ValueError, SyntaxError):
         return False
-
-
-def check_config(config: DataConfig) -> None:
-    """Raise ConfigError with every problem of `config`, if it has any."""
-    if problems := config.problems():
-        raise ConfigError(join_problems(problems))

@@ -11,7 +11,7 @@ afterwards. `batch(...)` does the fourth. Importing this package loads neither `
 imported when first needed.
 """
 
-from posx.lab.config.data import DataConfig, check_config
+from posx.lab.config.data import DataConfig
 from posx.lab.data.batches import Dataset, Weighted, batch, check_length, num_windows
 from posx.lab.data.store import TextDataset, TokenStore, prepare
 from posx.lab.data.tasks import TaskDataset
@@ -20,7 +20,7 @@ from posx.lazy import module_getter
 
 __all__ = [
     "BpeTokenizer", "ByteTokenizer", "DataConfig", "Dataset", "IdTokenizer", "TaskDataset", "TextDataset", "TokenStore",
-    "Tokenizer", "Weighted", "batch", "check_config", "check_length", "load_tokenizer", "num_windows", "prepare",
+    "Tokenizer", "Weighted", "batch", "check_length", "load_tokenizer", "num_windows", "prepare",
     "train_bpe",
 ]  # fmt: skip
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from posx.errors import DataError, OutOfMemoryError
-from posx.lab.config.data import DataConfig, check_config
+from posx.errors import ConfigError, DataError, OutOfMemoryError, join_problems
+from posx.lab.config.data import DataConfig
 from posx.lab.data import corpus
 from posx.lab.data.batches import Dataset, batch, check_length
 from posx.lab.data.corpus import Document, Source
@@ -117,7 +117,8 @@ def prepare(config: DataConfig, log: Log = lambda line: None, training: bool = T
       DataError: for text, a tokenizer or a cache folder that cannot be used.
       OutOfMemoryError: for a full disk.
     """
-    check_config(config)
+    if problems := config.problems():
+        raise ConfigError(join_problems(problems))
     if config.is_task:
         return open_task(config.source)
     source, tokenizer = corpus.find_source(config, training), _load_tokenizer(config)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from posx.errors import ConfigError, DataError
-from posx.lab.data import DataConfig, check_config, corpus
+from posx.lab.data import DataConfig, corpus, prepare
 from posx.lab.data.corpus import documents, split_by_hash
 
 
@@ -297,13 +297,13 @@ def test_same_file_for_both_splits(tmp_path):
 
 def test_unknown_encoding_is_a_config_error():
     with pytest.raises(ConfigError, match="text_encoding 'klingon' is unknown"):
-        check_config(DataConfig(text_encoding="klingon"))
+        prepare(DataConfig(text_encoding="klingon"))
 
 
 def test_senseless_settings_are_all_named():
-    check_config(DataConfig())
+    assert DataConfig().problems() == []
     with pytest.raises(ConfigError) as caught:
-        check_config(DataConfig(source="", layout="page", validation_fraction=1.0, tokenizer="bpe", vocab_size=9))
+        prepare(DataConfig(source="", layout="page", validation_fraction=1.0, tokenizer="bpe", vocab_size=9))
     for name in ("data.source", "data.layout='page'", "data.validation_fraction=1.0", "data.vocab_size=9"):
         assert name in str(caught.value)
 
@@ -324,4 +324,4 @@ def test_tuning_documents_leave_training_and_become_validation(tmp_path, held_ou
 
 def test_a_fraction_for_tuning_that_makes_no_sense_is_refused():
     with pytest.raises(ConfigError, match=r"data.tuning_fraction=1.0 must be below 1"):
-        check_config(DataConfig(tuning_fraction=1.0))
+        prepare(DataConfig(tuning_fraction=1.0))
