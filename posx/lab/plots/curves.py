@@ -179,10 +179,8 @@ def answers(panel: Panel) -> Figure:
     ax.set_ylabel("hidden tokens that are right" if points.hides_tokens(panel) else "items with the right answer")
     ax.set_ylim(-0.02, 1.02)
     lanes = strokes.mark_failures(ax, curves)
-    title, spreads = (
-        "Right answers at and beyond the training length",
-        captions.spreads(curves, "95 % interval over items"),
-    )
+    title = "Right answers at and beyond the training length"
+    spreads = captions.spreads(curves, "95 % interval over items")
     strokes.write_words(made, title, [panel], curves, spreads, lanes)
     strokes.draw_legend(made, panel, curves, 0.76, baselines.handles(windows, {}))
     return made
