@@ -168,6 +168,8 @@ def anew(cells: Sequence[Run], again: Sequence[Run]) -> str:
     before, body = entries_of(cells), []
     for name, new in entries_of(again).items():
         seeds = [run["seed"] for run in new.runs if run["seed"] in before[name].rows[new.train_len]]
+        if not seeds:
+            continue
         both = [Entry([run for run in one.runs if run["seed"] in seeds]) for one in (before[name], new)]
         columns = ([one.values("ppl"), *map(one.ratios, (4, 8))] for one in both)
         pairs = [cell(values) for pair in zip(*columns, strict=True) for values in pair]

@@ -5,14 +5,15 @@
     python -m experiments.scaling.scaling rates
     python -m experiments.scaling.scaling table
     python -m experiments.scaling.scaling orders
+    python -m experiments.scaling.scaling texts
     python -m experiments.scaling.scaling slopes
     python -m experiments.scaling.scaling claims
     python -m experiments.scaling.scaling controls
     python -m experiments.scaling.scaling published
     python -m experiments.scaling.scaling figure
 
-A part of the data file is a cell of the study, named WIDTHxL. Other parts are `rates` and cells of another text or
-tokenizer, with its name behind: `64x64-stdlib`.
+A part of the data file is a cell of the study, named WIDTHxL. Other parts are `rates`, and models of width 64 at L = 64
+that differ in one thing: `heads`, `steps`, `offset`, `stdlib` and `bpe`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import itertools
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -45,6 +46,8 @@ SEEDS = (0, 1, 2)
 HOLDS = 0.6
 #: The cell whose settings are those of the leaderboard.
 LEADERBOARD = "128x64"
+#: The parts of width 64 and L = 64 on source code, and on novels in tokens of a BPE.
+TEXTS = ("stdlib", "bpe")
 REFERENCE = "rope"
 
 Array = np.ndarray
@@ -75,15 +78,15 @@ def load_runs() -> list[Run]:
     return [*(run | {"part": LEADERBOARD} for run in shared if run["encoding"] in ENCODINGS), *load("scaling")]
 
 
-def read_cells(runs: Sequence[Run], control: str = "") -> list[Cell]:
+def read_cells(runs: Sequence[Run], controls: Sequence[str] = ()) -> list[Cell]:
     """Return the cells of the first text, by training length and width. Only seeds that all encodings have count.
 
     runs: the last run of an encoding and a seed counts.
-    control: the part of a control of width 64 and L = 64 that counts as a cell too, "" for none.
+    controls: parts of width 64 and L = 64 that count as cells too.
     """
     cells = []
     for part, members in by_part(runs).items():
-        if not (found := re.fullmatch(r"(\d+)x(\d+)", "64x64" if part == control else part)):
+        if not (found := re.fullmatch(r"(\d+)x(\d+)", "64x64" if part in controls else part)):
             continue
         width, length = map(int, found.groups())
         by_name: dict[str, dict[int, Run]] = {}
@@ -98,9 +101,15 @@ def read_cells(runs: Sequence[Run], control: str = "") -> list[Cell]:
                 if len(found_here := seeds.values("ppl", factor)) == len(common):
                     values[line, :, column] = found_here
         params = fmean(run["num_params"] for run in members)
-        name = f"{width}, {part}" if part == control else f"{width}, L = {length}"
-        cells.append(Cell(width, length, tuple(by_name), values, params, name, part == control))
+        name = f"{width}, {part}" if part in controls else f"{width}, L = {length}"
+        cells.append(Cell(width, length, tuple(by_name), values, params, name, part in controls))
     return sorted(cells, key=lambda cell: (cell.train_len, cell.width, cell.name))
+
+
+def read_texts(runs: Sequence[Run]) -> list[Cell]:
+    """Return the cell of width 64 and L = 64, and those of another text and of other tokens."""
+    found = {one.name: one for one in read_cells(runs, TEXTS)}
+    return [found[name] for name in ("64, L = 64", *(f"64, {part}" for part in TEXTS)) if name in found]
 
 
 def pick(cell: Cell, names: Sequence[str]) -> Cell:
@@ -214,13 +223,13 @@ def pairs_of(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:
             yield one, other
 
 
-def orders(cells: Sequence[Cell]) -> str:
-    """Return tau between the orders of each two cells at L, of R_4 and of R_8, as Markdown.
+def orders(pairs: Iterable[tuple[Cell, Cell]]) -> str:
+    """Return tau between the orders of two cells at L, of R_4 and of R_8, as Markdown.
 
     Beside it are tau between single seeds, and tau within groups of encodings that are close.
     """
     body = []
-    for one, other in pairs_of(cells):
+    for one, other in pairs:
         for factor, what in ((1, "PPL at L"), (4, "R_4"), (8, "R_8")):
             middle, low, high = tau(one, other, factor)
             own = (tau_of_single_seeds(each, each, factor) for each in (one, other))
@@ -416,7 +425,10 @@ def main(words: Sequence[str]) -> None:
         case ["table"]:
             print(table(read_cells(load_runs())))
         case ["orders"]:
-            print(orders(read_cells(load_runs(), "steps")))
+            print(orders(pairs_of(read_cells(load_runs(), ["steps"]))))
+        case ["texts"]:
+            cells = read_texts(load_runs())
+            print(orders((cells[0], one) for one in cells[1:]), table(cells), sep="\n\n")
         case ["published"]:
             print(published(read_cells(load_runs()), load_anchors()))
         case ["slopes"]:
