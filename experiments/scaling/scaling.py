@@ -248,6 +248,15 @@ def orders(pairs: Iterable[tuple[Cell, Cell]]) -> str:
     return markdown(head, body)
 
 
+def stated(anchor: Anchor, name: str, factor: int) -> float:
+    """Return the published perplexity of an encoding at L, or its R_k at the k nearest to `factor`; nan if none is."""
+    if factor == 1:
+        return anchor.perplexity[name][anchor.lengths.index(anchor.train_len)]
+    ratios = anchor.ratios(name)
+    near = nearest(ratios, factor)
+    return math.nan if near is None else ratios[near]
+
+
 def published(cells: Sequence[Cell], anchors: Sequence[Anchor]) -> str:
     """Return published orders of the twelve at L and of R_4, and how many of their pairs have it here, as Markdown.
 
@@ -256,12 +265,9 @@ def published(cells: Sequence[Cell], anchors: Sequence[Anchor]) -> str:
     """
     body, sums = [], {factor: np.zeros((len(cells), 2), int) for factor in (1, 4)}
     for anchor in anchors:
-        ratios = {name: anchor.ratios(name) for name in anchor.perplexity if name in ENCODINGS}
         for factor, what in ((1, "PPL at L"), (4, "R_4")):
-            found = {
-                name: anchor.perplexity[name][0] if factor == 1 else own[near]
-                for name, own in ratios.items() if (near := nearest(own, max(factor, 2)) or math.nan) in own
-            }  # fmt: skip
+            found = {name: stated(anchor, name, factor) for name in anchor.perplexity if name in ENCODINGS}
+            found = {name: value for name, value in found.items() if math.isfinite(value)}
             if len(found) < 3:
                 continue
             order = sorted(found, key=found.__getitem__)
