@@ -66,8 +66,8 @@ def evaluate(
         token: it is not read and may be left out. The whole distribution, [b, t, v] or [b, t - 1, v], is accepted as
         well. May raise UndefinedLength.
       stream: tokens [n + 1], the first of which is context only: the token with which the model begins a text.
-      protocol: a name or a letter out of `posx.evaluation.protocols.PROTOCOLS`, such as "sliding" or "P2", a protocol's
-        value, or several of these.
+      protocol: a name out of `posx.evaluation.protocols.PROTOCOLS`, such as "sliding", a protocol's value, or several
+        of these.
       lengths: window lengths in tokens, each once.
       token_bytes: [n + 1] bytes of the text behind each token of the stream, for bits per byte; None if they are not
         known. A table by token id is not enough for most tokenizers: take them from offsets into the text.

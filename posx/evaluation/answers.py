@@ -35,7 +35,7 @@ class Answers(Protocol):
       num_targets: items of each length.
     """
 
-    name, letter, title = "answers", "P5", "answers of a task"
+    name, title = "answers", "answers of a task"
     measures = "task"
     reads = ("num_items", "attention_items")
     num_targets: int = 2000

@@ -25,9 +25,8 @@ class Protocol(abc.ABC):
     Separators between documents are targets, but `bpb` leaves them out of both.
     """
 
-    #: The name in rows, the letter in the literature, and the words in captions.
+    #: The name in rows, and the words in captions.
     name: ClassVar[str]
-    letter: ClassVar[str]
     title: ClassVar[str]
     #: The kind of its targets, a key of `posx.evaluation.settings.USUAL`.
     measures: ClassVar[str] = "text"

@@ -35,7 +35,7 @@ class PseudoPerplexity(Protocol):
       stretch: the least length of a stretch in tokens, 0 for the longest of the lengths.
     """
 
-    name, letter, title = "pseudo_perplexity", "PPPL", "pseudo-perplexity of hidden tokens"
+    name, title = "pseudo_perplexity", "pseudo-perplexity of hidden tokens"
     measures, quantity = "hidden tokens", "pseudo-perplexity"
     has_whole_windows = True
     share = 3, 20

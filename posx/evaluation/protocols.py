@@ -62,7 +62,7 @@ class Nonoverlapping(_Consecutive):
       stretch: the least length of a stretch in tokens. 0 stands for the longest of the lengths.
     """
 
-    name, letter, title = "nonoverlapping", "P1", "non-overlapping windows"
+    name, title = "nonoverlapping", "non-overlapping windows"
     reads: ClassVar[tuple[str, ...]] = ("num_targets", "attention_items")
 
 
@@ -78,7 +78,7 @@ class BeginEveryWindow(Nonoverlapping):
     Use: models that were trained with such a token before every text, such as Gemma, and fail without it.
     """
 
-    name, letter, title = "begin_every_window", "P1B", "non-overlapping windows after the begin token"
+    name, title = "begin_every_window", "non-overlapping windows after the begin token"
     reads = ("num_targets",)
 
     def begins(self, targets: Targets, windows: np.ndarray) -> np.ndarray:
@@ -89,7 +89,7 @@ class BeginEveryWindow(Nonoverlapping):
 class PerPosition(_Consecutive):
     """One pass of `nonoverlapping` at the longest length for which the model is defined, with the loss by position."""
 
-    name, letter, title = "per_position", "P4", "loss per position"
+    name, title = "per_position", "loss per position"
 
     @classmethod
     def run_lengths(cls, config: EvalConfig, train_len: int) -> tuple[int, ...]:
@@ -137,7 +137,7 @@ class Sliding(Protocol):
       warm_up: the first targets of the stream, which are context and never scored; 0 for the longest length.
     """
 
-    name, letter, title = "sliding", "P2", "sliding window"
+    name, title = "sliding", "sliding window"
     reads = "sliding_targets", "stride"
     stride: int = 0
     num_targets: int = 65536
@@ -191,13 +191,11 @@ PROTOCOLS: dict[str, type[Protocol]] = {
 
 
 def protocol_class(name: str) -> type[Protocol]:
-    """Return the protocol of a name, or of its letter in the literature. Raises ConfigError for an unknown one."""
-    letters = {cls.letter: cls for cls in PROTOCOLS.values()}
-    protocol = PROTOCOLS.get(name) or letters.get(name.upper())
-    if protocol is None:
-        known = [*PROTOCOLS, *letters]
-        raise ConfigError(f"protocol {name!r} is unknown. {nearest(name, known)}The protocols are: {', '.join(known)}.")
-    return protocol
+    """Return the protocol of a name. Raises ConfigError for an unknown one."""
+    if name not in PROTOCOLS:
+        known = ", ".join(PROTOCOLS)
+        raise ConfigError(f"protocol {name!r} is unknown. {nearest(name, PROTOCOLS)}The protocols are: {known}.")
+    return PROTOCOLS[name]
 
 
 def run_protocols(config: EvalConfig, train_len: int, longest: int = 0) -> list[tuple[Protocol, tuple[int, ...]]]:

@@ -43,7 +43,7 @@ class LmEvalRolling(_FromTheStart):
     fewer of them.
     """
 
-    name, letter, title = "lm_eval_rolling", "P6", "rolling log-likelihood of lm-evaluation-harness"
+    name, title = "lm_eval_rolling", "rolling log-likelihood of lm-evaluation-harness"
 
     @classmethod
     def from_run(cls, config: EvalConfig, train_len: int, longest: int) -> LmEvalRolling:
@@ -101,7 +101,7 @@ class HfStrided(_FromTheStart):
     Differs: without overlap, a last window of one token makes the recipe's number NaN. It is left out here.
     """
 
-    name, letter, title = "hf_strided", "P8", "strided perplexity of transformers' recipe"
+    name, title = "hf_strided", "strided perplexity of transformers' recipe"
     reads = "num_targets", "stride"
     stride: int = 0
 

@@ -23,7 +23,7 @@ class EvalConfig:
 
     Attributes:
       lengths: window lengths. The training length L is always added, to compare the others with.
-      protocols: names or letters of protocols. () stands for `answers` if the run has a task, for `pseudo_perplexity`
+      protocols: names of protocols. () stands for `answers` if the run has a task, for `pseudo_perplexity`
         if it predicts masked tokens, else for `nonoverlapping` and `per_position`.
       num_targets: scored tokens; 0 scores the whole validation stream.
       sliding_targets: the same for `sliding`.

@@ -218,14 +218,17 @@ def test_arrays_of_every_kind_are_accepted(kind):
         }[kind]  # fmt: skip
     close = 1e-2 if "bfloat16" in kind else 1e-6
     for model in (lambda t: wrap(bigram(t)), lambda t: wrap(-TABLE[t])):
-        for row in evaluate(model, STREAM, ["P1", "P2", "P4"], [16]):
+        for row in evaluate(model, STREAM, ["nonoverlapping", "sliding", "per_position"], [16]):
             plain = evaluate(bigram, STREAM, row["protocol"], [16])[0]
             assert row["nll"] == pytest.approx(plain["nll"], rel=close) and row["targets"] == plain["targets"]
     for stream in (jnp.asarray(STREAM), Tensor(STREAM), STREAM.tolist(), STREAM.astype(np.uint8)):
-        assert evaluate(bigram, stream, "P1", [16])[0]["targets"] == evaluate(bigram, STREAM, "P1", [16])[0]["targets"]
+        assert (
+            evaluate(bigram, stream, "nonoverlapping", [16])[0]["targets"]
+            == evaluate(bigram, STREAM, "nonoverlapping", [16])[0]["targets"]
+        )
 
 
-@pytest.mark.parametrize("protocol", ["P1", "P2", "P4"])
+@pytest.mark.parametrize("protocol", ["nonoverlapping", "sliding", "per_position"])
 def test_what_are_no_log_probabilities_is_refused(protocol):
     logits = rng.normal(0, 3, (VOCAB, VOCAB)).astype(np.float32)
     for model, words in (
@@ -257,19 +260,19 @@ def test_what_are_no_log_probabilities_is_refused(protocol):
 )
 def test_what_is_no_stream_of_tokens_is_refused(stream, words):
     with pytest.raises(ConfigError, match=words) as caught:
-        evaluate(bigram, stream, "P1", [10])
+        evaluate(bigram, stream, "nonoverlapping", [10])
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("sizes", [[1] * VOCAB, np.ones(1001), -np.ones(1001, int), [[1], [2, 3]]])
 def test_token_bytes_that_are_not_of_the_stream_are_refused(sizes):
     with pytest.raises(ConfigError, match=r"the stream has 1001 tokens.*such as table\[stream\]"):
-        evaluate(bigram, STREAM, "P1", [10], token_bytes=sizes, separators=[])
+        evaluate(bigram, STREAM, "nonoverlapping", [10], token_bytes=sizes, separators=[])
     with pytest.raises(ConfigError, match=r"needs separators. .* separators=\[\] if the stream has none"):
-        evaluate(bigram, STREAM, "P1", [10], token_bytes=np.ones(1001, int))
+        evaluate(bigram, STREAM, "nonoverlapping", [10], token_bytes=np.ones(1001, int))
 
 
-@pytest.mark.parametrize("protocol", ["P1", "P4", Sliding(4, 100), Nonoverlapping(600)])
+@pytest.mark.parametrize("protocol", ["nonoverlapping", "per_position", Sliding(4, 100), Nonoverlapping(600)])
 def test_bits_per_byte_are_of_the_text_without_separators(protocol):
     """Every other target is a separator, which costs 1 nat and has no bytes; a letter costs 3 bits and has its own."""
     stream = np.array([6, *(token for n in range(600) for token in (n % 4, 6))])
@@ -286,7 +289,7 @@ def test_bits_per_byte_are_of_the_text_without_separators(protocol):
 
 
 def test_separators_that_do_not_fit_the_stream_are_told(capsys):
-    options = {"stream": [*range(5)] * 8, "protocol": "P1", "lengths": [8]}
+    options = {"stream": [*range(5)] * 8, "protocol": "nonoverlapping", "lengths": [8]}
     uniform = lambda t: np.full(t.shape, -math.log(5), np.float32)  # noqa: E731
     (row,) = evaluate(uniform, **options, separators=[4, 256], token_bytes=[1, 1, 1, 1, 0] * 8)
     assert row["num_separators"] == 8 and "notice: separators=[256] are not in the stream" in capsys.readouterr().err
@@ -440,13 +443,13 @@ def test_per_position_reuses_the_pass_of_the_same_length():
     ("protocol", "lengths", "words"),
     [
         ("nonoverlaping", [10], "Did you mean 'nonoverlapping'"),
-        ("P3", [10], "Did you mean 'P"),
+        ("strided", [10], "Did you mean 'hf_strided'"),
         ("nonoverlapping", [], "at least one window length"),
         ("nonoverlapping", [10, 0], "1 token or more"),
         ("nonoverlapping", 10, "lengths=10: give a list of whole numbers"),
         ("nonoverlapping", [10.5], r"lengths=\[10.5\]: give a list of whole numbers"),
         ("nonoverlapping", [10, 16, 10], "lengths names 10 twice"),
-        (["P1", "P2", "nonoverlapping"], [10], "protocol names Nonoverlapping.* twice"),
+        (["nonoverlapping", "sliding", "nonoverlapping"], [10], "protocol names Nonoverlapping.* twice"),
         (Sliding(stride=11), [10, 20], "between 1 and the shortest length, 10"),
         (Nonoverlapping(100), [10, 128], "less than one window of 128"),
     ],

@@ -34,7 +34,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_log_probs_of_16_bits_are_said_once(capsys, case):
     log_probs, name = CASES[case]
-    evaluate(log_probs, STREAM, ["P1", "P2"], [16, 32])
+    evaluate(log_probs, STREAM, ["nonoverlapping", "sliding"], [16, 32])
     err = capsys.readouterr().err
     assert err.count("notice: ") == 1
     assert f"log_probs gives {name}, which rounds" in err and "Cast the logits to float32" in err
@@ -45,7 +45,7 @@ def test_log_probs_of_16_bits_are_said_once(capsys, case):
 def test_log_probs_of_16_bits_in_torch_are_said(capsys, name):
     import torch
 
-    evaluate(lambda tokens: torch.from_numpy(exact(tokens)).to(getattr(torch, name)), STREAM, "P1", [16])
+    evaluate(lambda tokens: torch.from_numpy(exact(tokens)).to(getattr(torch, name)), STREAM, "nonoverlapping", [16])
     assert f"log_probs gives {name}, which rounds" in capsys.readouterr().err
 
 
@@ -62,5 +62,5 @@ GRIDS = {
 
 @pytest.mark.parametrize("grid", GRIDS)
 def test_exact_log_probs_are_not_called_rounded(capsys, grid):
-    evaluate(GRIDS[grid], STREAM, "P1", [16])
+    evaluate(GRIDS[grid], STREAM, "nonoverlapping", [16])
     assert "rounds" not in capsys.readouterr().err

@@ -75,7 +75,7 @@ WRONG = {
 def test_log_probs_that_cannot_be_of_the_next_token_are_refused(name):
     model, words = WRONG[name]
     with pytest.raises(ConfigError, match=words) as caught:
-        evaluate(model, STREAM, "P1", [16])
+        evaluate(model, STREAM, "nonoverlapping", [16])
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match=words):
         posx.conformance.check_log_probs(model, STREAM[:340].reshape(20, 17))
@@ -134,7 +134,7 @@ def test_check_log_probs_compiles_the_shape_of_the_windows_alone():
         shapes.append(tokens.shape)
         return jnp.zeros((*tokens.shape, VOCAB)) - math.log(VOCAB)
 
-    evaluate(lambda t: compiled(t), STREAM, "P1", [16], batch_tokens=320)
+    evaluate(lambda t: compiled(t), STREAM, "nonoverlapping", [16], batch_tokens=320)
     assert shapes == [(20, 17)]
 
 
@@ -145,7 +145,7 @@ def test_check_log_probs_takes_a_length_that_is_defined():
         return unshifted(tokens)
 
     with pytest.raises(ConfigError, match="not shifted"):
-        evaluate(model, STREAM, "P1", [64, 16])
+        evaluate(model, STREAM, "nonoverlapping", [64, 16])
     with pytest.raises(UndefinedLength):
         posx.conformance.check_log_probs(model, STREAM[:17])
-    assert [row["status"] for row in evaluate(model, STREAM, "P1", [8, 16])] == ["undefined"] * 2
+    assert [row["status"] for row in evaluate(model, STREAM, "nonoverlapping", [8, 16])] == ["undefined"] * 2

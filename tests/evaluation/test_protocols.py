@@ -23,7 +23,7 @@ def uniform(tokens):
 class Shortest(Protocol):
     """Consecutive windows of the shortest length alone."""
 
-    name, letter, title = "shortest", "P9", "shortest windows"
+    name, title = "shortest", "shortest windows"
     reads = ("stride",)
     num_targets: int = 0
 
@@ -53,11 +53,11 @@ class Shortest(Protocol):
 
 def test_a_new_protocol_is_one_class_and_its_line(monkeypatch):
     monkeypatch.setitem(protocols.PROTOCOLS, "shortest", Shortest)
-    for protocol in ("shortest", "P9", Shortest()):
+    for protocol in ("shortest", Shortest()):
         (row,) = evaluate(uniform, STREAM, protocol, [8, 16])
         assert (row["protocol"], row["eval_len"], row["mine"]) == ("shortest", 8, True)
         assert row["ppl"] == pytest.approx(4)
-    config = EvalConfig(protocols=("p9",), lengths=(16, 32), num_targets=32)
+    config = EvalConfig(protocols=("shortest",), lengths=(16, 32), num_targets=32)
     assert protocols.run_protocols(config, 16) == [(Shortest(32), (16, 32))]
     assert protocols.problems(dataclasses.replace(config, stride=4), 16) == ["eval.stride=4 means nothing here"]
 
@@ -92,13 +92,13 @@ def test_limits_are_those_of_the_protocols_that_have_them(names, problem):
 
 
 def test_settings_of_a_run_make_each_protocol_what_it_is():
-    config = EvalConfig(protocols=("P1", "sliding", "per_position"), lengths=(16, 64), num_targets=128)
+    config = EvalConfig(protocols=("nonoverlapping", "sliding", "per_position"), lengths=(16, 64), num_targets=128)
     found = {protocol.name: (protocol, lengths) for protocol, lengths in protocols.run_protocols(config, 16)}
     assert found["nonoverlapping"] == (protocols.Nonoverlapping(128, 64), (16, 64))
     assert found["sliding"] == (protocols.Sliding(4, 65536, warm_up=64), (16, 32, 64))
     assert found["per_position"] == (protocols.PerPosition(128, 64), (16, 64))
-    with pytest.raises(ConfigError, match=r"'P7' is unknown.*P1"):
-        protocols.protocol_class("P7")
+    with pytest.raises(ConfigError, match=r"'slide' is unknown. Did you mean 'sliding'"):
+        protocols.protocol_class("slide")
 
 
 @pytest.mark.parametrize("cls", [cls for cls in protocols.PROTOCOLS.values() if cls.measures == "text"])
@@ -108,11 +108,6 @@ def test_a_run_scores_the_same_targets_at_each_length(cls):
     protocol, stream = cls.from_run(config, 16, 2048), np.arange(50001) % 7
     short, long = (protocol.targets(stream, [length], None).digest for length in config.lengths)
     assert short == long
-
-
-def test_no_two_protocols_share_a_letter():
-    letters = [cls.letter for cls in protocols.PROTOCOLS.values()]
-    assert len(set(letters)) == len(letters)
 
 
 def test_per_position_owes_one_row_at_its_longest_defined_length():
@@ -137,7 +132,7 @@ def test_begin_every_window_predicts_after_the_begin_token():
     losses = [90 + before + 0.1 * n for n, before in zip(range(1, 8), (9, 1, 2, 9, 4, 5, 9), strict=True)]
     assert row["nll"] * 7 == pytest.approx(sum(losses)) and row["num_targets"] == 7 and row["num_windows"] == 3
     assert seen[-1].tolist() == [[9, 1, 2, 3], [9, 4, 5, 6], [9, 7, 7, 7]]
-    plain, same = evaluate(log_probs, stream, ["P1", "P1B"], [3], documents=[1, 4])
+    plain, same = evaluate(log_probs, stream, ["nonoverlapping", "begin_every_window"], [3], documents=[1, 4])
     assert plain["targets"] == same["targets"] and same["nll"] == row["nll"] != plain["nll"]
     assert max(tokens.shape[1] for tokens in seen) == 4  # no more than 3 tokens are read, and one predicted
 

@@ -85,9 +85,9 @@ def test_rolling_equals_the_harness(length):
 
 
 def test_rolling_has_the_same_targets_at_every_length():
-    rows = evaluate(log_probs, STREAM, "P6", [4, 16], documents=BEGINS)
+    rows = evaluate(log_probs, STREAM, "lm_eval_rolling", [4, 16], documents=BEGINS)
     assert rows[0]["targets"] == rows[1]["targets"] and rows[0]["nll"] != rows[1]["nll"]
-    plain = evaluate(log_probs, STREAM, "P1", [16])[0]
+    plain = evaluate(log_probs, STREAM, "nonoverlapping", [16])[0]
     with pytest.raises(ConfigError, match="different targets"):
         loss_difference([rows[1]], [plain])
 

@@ -27,7 +27,7 @@ BAD_QUESTIONS = {
     "not numbers": (["evaluate", "--lengths=16,b"], ["--lengths=16,b: b is not a whole number"]),
     "protocol": (["evaluate", "--protocol=slidin"], ["'slidin' is unknown", "sliding"]),
     "stride": (["evaluate", "--protocol=sliding", "--lengths=16,32", "--stride=20"], ["stride=20", "16"]),
-    "stride of P2": (["evaluate", "--protocol=P2", "--lengths=16,32", "--stride=20"], ["stride=20", "16"]),
+    "stride of sliding": (["evaluate", "--protocol=sliding", "--lengths=16,32", "--stride=20"], ["stride=20", "16"]),
     "less than a window": (["evaluate", "--lengths=16,512"], ["eval.num_targets=256", "512 tokens"]),
     "default stride": (["evaluate", "--protocol=sliding", "--lengths=2,32"], ["stride=4", "2 tokens"]),
     "executor": (["evaluate", "--executor=fast"], ["'fast' is unknown"]),
@@ -102,7 +102,7 @@ def test_bits_per_byte_of_a_stored_tokenizer_are_of_the_text(capsys, site, tmp_p
     rows = tiny.rows(tmp_path / "run" / "eval.jsonl")
     assert [row["eval_len"] for row in rows] == [16, 32]
     assert all(row["num_bytes"] == size and row["num_separators"] == held_out.num_documents for row in rows)
-    (same,) = posx.evaluate(log_probs, stream, "P1", [32], token_bytes=sizes, separators=[eos])
+    (same,) = posx.evaluate(log_probs, stream, "nonoverlapping", [32], token_bytes=sizes, separators=[eos])
     assert rows[1]["bpb"] == pytest.approx(same["bpb"], rel=1e-5)
     assert same["bpb"] < same["nll"] * same["num_targets"] / size / math.log(2), "separators cost something"
 
@@ -212,7 +212,7 @@ def test_rows_of_other_targets_or_blocks_stay_out_of_a_curve(capsys, workdir):
     first = {key: value for key, value in new[0].items() if key not in ("targets", "num_documents", "num_stretches")}
     old = [first | {"schema_version": 1}, new[1] | {"block_len": 128, "block_nll": [500.0, 500.0]}]
     path.write_text(as_lines((*old, new[2])))
-    code, out, _ = tiny.call(capsys, "evaluate", f"--workdir={workdir}", "--protocol=P1")
+    code, out, _ = tiny.call(capsys, "evaluate", f"--workdir={workdir}", "--protocol=nonoverlapping")
     assert code == 0 and f"{math.exp(1000 / 256):.3f}" not in out
     again = tiny.rows(path)[2:]
     names = ("protocol", "eval_len", "targets", "block_len")

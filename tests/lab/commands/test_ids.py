@@ -39,7 +39,12 @@ def test_a_run_of_ids(capsys, site, tmp_path):
     code, _, err = tiny.call(capsys, "evaluate", f"--workdir={run}", f"--config.data.validation={ids}", *own)
     assert code == 3 and "name it as --config.data.validation alone" in err, err
     np.save(tmp_path / "held.npy", stream[::-1])
-    words = ["evaluate", f"--workdir={run}", f"--config.data.validation={tmp_path / 'held.npy'}", "--protocol=P1"]
+    words = [
+        "evaluate",
+        f"--workdir={run}",
+        f"--config.data.validation={tmp_path / 'held.npy'}",
+        "--protocol=nonoverlapping",
+    ]
     code, out, err = tiny.call(capsys, *words, own[0])
     assert code == 0 and tiny.rows(run / "eval.jsonl")[-1]["data_digest"] != RunFolder(run).read_config().held_out, err
     code, out, err = tiny.call(capsys, "generate", f"--workdir={run}", "--prompt=107 97", "--num_tokens=5")

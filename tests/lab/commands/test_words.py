@@ -78,7 +78,7 @@ BAD_WORDS = {
     "no lengths": (["train", "--config.eval.lengths=()"], ["eval.lengths is empty"]),
     "unknown protocol": (["train", "--config.eval.protocols=slidng"], ["'slidng' is unknown", "sliding"]),
     "a protocol twice": (
-        ["train", "--config.eval.protocols=P1,nonoverlapping"], ["P1,nonoverlapping names nonoverlapping twice"],
+        ["train", "--config.eval.protocols=sliding,nonoverlapping,sliding"], ["names sliding twice"],
     ),
     "stride": (
         ["train", "--config.eval.protocols=sliding", "--config.eval.stride=17"],

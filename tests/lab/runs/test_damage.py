@@ -272,7 +272,7 @@ def test_verify_names_each_damage(capsys, whole, workdir):
 
 
 def test_verify_checks_runs_with_the_weights_of_others(capsys, workdir):
-    words = ["evaluate", f"--workdir={workdir}", "--lengths=16", "--protocol=P1", "--masks=window(size=8)"]
+    words = ["evaluate", f"--workdir={workdir}", "--lengths=16", "--protocol=nonoverlapping", "--masks=window(size=8)"]
     assert tiny.call(capsys, *words)[0] == 0
     (child,) = workdir.parent.glob("run@*")
     assert tiny.call(capsys, "verify", child)[0] == 0

@@ -67,7 +67,7 @@ def test_a_moved_text_is_named_by_flag_and_is_the_same(capsys, site, workdir, te
     named = f"--config.data.source={text}"
     assert "notice" not in call(capsys, "evaluate", workdir, named)
     assert (workdir / "eval.jsonl").read_bytes() == before, "rows of the same text are its rows"
-    call(capsys, "evaluate", workdir, named, "--lengths=48", "--protocol=P1")
+    call(capsys, "evaluate", workdir, named, "--lengths=48", "--protocol=nonoverlapping")
     first, last = tiny.rows(whole / "eval.jsonl")[0], tiny.rows(workdir / "eval.jsonl")[-1]
     assert (last["hash"], last["data_digest"], last["eval_len"]) == (first["hash"], first["data_digest"], 48)
     # Resumed, and taken for finished, wherever the text lies.
@@ -100,7 +100,7 @@ def test_another_text_is_refused_unless_asked_for(capsys, site, workdir, text):
     err = call(capsys, "train", workdir, f"--config={site / 'tiny.py'}:t5", f"--config.data.source={text}", code=4)
     assert own[:12] in err and "trained on other text" in err
     before = tiny.rows(workdir / "eval.jsonl")
-    words = [f"--config.data.source={text}", "--protocol=P1"]
+    words = [f"--config.data.source={text}", "--protocol=nonoverlapping"]
     assert call(capsys, "evaluate", workdir, *words).count("notice: run is measured on other text") == 1
     rows = tiny.rows(workdir / "eval.jsonl")
     assert rows[:3] == before and [row["eval_len"] for row in rows[3:]] == [16, 32]

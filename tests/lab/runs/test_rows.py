@@ -45,7 +45,7 @@ def test_rows_name_what_can_be_typed(capsys, workdir):
     distance = values["layers"][0]["max_distance"]
     values["asked"]["encoding"]["max_distance"] = distance  # as if it had been asked for
     tiny.edit_json(path, lambda old: json.dumps(values))
-    evaluated(capsys, workdir, "--lengths=64", "--protocol=P1")
+    evaluated(capsys, workdir, "--lengths=64", "--protocol=nonoverlapping")
     row = tiny.rows(workdir / "eval.jsonl")[-1]
     assert row["encoding"] == f"t5(max_distance={distance})" and row["layers"] == [row["encoding"]]
     assert row["schema_version"] == ROW_VERSION and row["hash"] == values["hash"]
@@ -54,25 +54,27 @@ def test_rows_name_what_can_be_typed(capsys, workdir):
 def test_rows_say_the_versions_that_they_were_measured_with(capsys, workdir, monkeypatch):
     trained = json.loads((workdir / "env.json").read_text())
     monkeypatch.setattr(posx, "__version__", "9.9.9")
-    evaluated(capsys, workdir, "--lengths=16,24", "--protocol=P1")
+    evaluated(capsys, workdir, "--lengths=16,24", "--protocol=nonoverlapping")
     before, *_, last = (row["env"] for row in rows_of(workdir, "nonoverlapping"))
     assert before == {n: trained["versions"][n] for n in ("posx", "jax", "jaxlib")} | {"device": trained["device"]}
     assert last == before | {"posx": "9.9.9"}
-    printed = tiny.call(capsys, "evaluate", f"--workdir={workdir}", "--lengths=16,24", "--protocol=P1", "--json")[1]
+    printed = tiny.call(
+        capsys, "evaluate", f"--workdir={workdir}", "--lengths=16,24", "--protocol=nonoverlapping", "--json"
+    )[1]
     assert [json.loads(line)["env"]["posx"] for line in printed.splitlines()] == [before["posx"], "9.9.9"]
 
 
 def test_a_run_is_named_by_what_decides_its_weights(capsys, workdir, whole):
     first = tiny.rows(whole / "eval.jsonl")[0]
     assert first["layers"] == [first["encoding"]] == ["t5"] and first["anchor"] == 32
-    evaluated(capsys, workdir, "--lengths=64", "--protocol=P1", "--config.eval.batch_tokens=512")
+    evaluated(capsys, workdir, "--lengths=64", "--protocol=nonoverlapping", "--config.eval.batch_tokens=512")
     last = tiny.rows(workdir / "eval.jsonl")[-1]
     assert last["eval_len"] == last["anchor"] == 64 and last["hash"] == first["hash"]
     run = RunFolder(workdir).read_config()
     assert first["settings"]["encoding.name"] == "t5" and first["settings"]["data"] == run.text
     assert first["own_text"] and first["data_digest"] == run.held_out != run.text
     reseed(workdir, 5)
-    evaluated(capsys, workdir, "--lengths=48", "--protocol=P1")
+    evaluated(capsys, workdir, "--lengths=48", "--protocol=nonoverlapping")
     assert tiny.rows(workdir / "eval.jsonl")[-1]["hash"] != first["hash"]
 
 
@@ -117,10 +119,10 @@ def test_a_run_has_one_set_of_targets_whatever_is_asked_when(capsys, workdir):
 
 
 def test_other_number_of_targets_is_another_measurement(capsys, workdir):
-    err = evaluated(capsys, workdir, "--lengths=16,64", "--protocol=sliding,P1", "--num_targets=512")
+    err = evaluated(capsys, workdir, "--lengths=16,64", "--protocol=sliding,nonoverlapping", "--num_targets=512")
     assert err.count("notice") == 1 and "nonoverlapping: rows with other targets or strides (256 targets" in err
     before = tiny.rows(workdir / "eval.jsonl")
-    assert "notice" not in evaluated(capsys, workdir, "--protocol=P1"), "what was there is as it was"
+    assert "notice" not in evaluated(capsys, workdir, "--protocol=nonoverlapping"), "what was there is as it was"
     assert tiny.rows(workdir / "eval.jsonl") == before
 
 
@@ -128,20 +130,20 @@ def test_an_executor_that_is_asked_for_is_asked_itself(capsys, workdir):
     """Whoever compares executors must not compare a number with itself."""
     before = len(tiny.rows(workdir / "eval.jsonl"))
     for _ in range(2):
-        evaluated(capsys, workdir, "--lengths=16", "--protocol=P1", "--executor=dense")
+        evaluated(capsys, workdir, "--lengths=16", "--protocol=nonoverlapping", "--executor=dense")
     rows = tiny.rows(workdir / "eval.jsonl")
     assert [row["executor"] for row in rows[before:]] == ["dense"] and rows[0]["executor"] == "auto"
-    evaluated(capsys, workdir, "--lengths=16", "--protocol=P1")
+    evaluated(capsys, workdir, "--lengths=16", "--protocol=nonoverlapping")
     assert len(tiny.rows(workdir / "eval.jsonl")) == before + 1
 
 
 def test_the_training_length_is_always_measured(capsys, workdir):
     evaluated(capsys, workdir, "--lengths=32", "--protocol=sliding")
-    evaluated(capsys, workdir, "--lengths=32", "--protocol=P1", "--num_targets=512")
+    evaluated(capsys, workdir, "--lengths=32", "--protocol=nonoverlapping", "--num_targets=512")
     assert [row["eval_len"] for row in rows_of(workdir, "sliding")] == [16, 32]
     assert [row["eval_len"] for row in rows_of(workdir, "nonoverlapping")[2:]] == [16, 32]
     code, _, err = tiny.call(
-        capsys, "evaluate", f"--workdir={workdir}", "--lengths=8", "--protocol=P1", "--num_targets=8"
+        capsys, "evaluate", f"--workdir={workdir}", "--lengths=8", "--protocol=nonoverlapping", "--num_targets=8"
     )
     assert code == 2 and "eval.num_targets=8" in err and "less than the longest window, of 16 tokens" in err
 
@@ -161,7 +163,7 @@ def test_figures_and_tables_follow_the_rows(capsys, workdir):
     stale, other = old_figure(workdir.parent, "extrapolation"), workdir / "figures" / "photo.png"
     other.parent.mkdir()
     other.write_text("old")
-    evaluated(capsys, workdir, "--lengths=64", "--protocol=P1")
+    evaluated(capsys, workdir, "--lengths=64", "--protocol=nonoverlapping")
     assert stale.read_bytes().startswith(b"\x89PNG") and [path.name for path in other.parent.iterdir()] == ["photo.png"]
 
 
@@ -170,12 +172,14 @@ def test_table_is_drawn_again_without_figures_and_compared(capsys, workdir):
     """The printed table holds the rows of the command; which file holds more is said."""
     plots.plot(workdir)
     shutil.rmtree(workdir / "figures")
-    code, out, err = tiny.call(capsys, "evaluate", f"--workdir={workdir}", "--lengths=64", "--protocol=P1")
+    code, out, err = tiny.call(capsys, "evaluate", f"--workdir={workdir}", "--lengths=64", "--protocol=nonoverlapping")
     table = (workdir / "table.md").read_text()
     assert code == 0 and "R_4" in table and "R_2" in table and not (workdir / "figures").exists()
     assert "R_4" in out and "R_2" not in out
     assert f"only the rows of this command. All stored rows on the same targets are in {workdir / 'table.md'}" in err
-    code, out, err = tiny.call(capsys, "evaluate", f"--workdir={workdir}", "--lengths=16,32,64", "--protocol=P1")
+    code, out, err = tiny.call(
+        capsys, "evaluate", f"--workdir={workdir}", "--lengths=16,32,64", "--protocol=nonoverlapping"
+    )
     assert code == 0 and out.startswith((workdir / "table.md").read_text().splitlines()[0]) and "R_2" in out
 
 
@@ -186,7 +190,7 @@ def test_what_is_not_of_posx_in_the_folders_above_is_left_alone(capsys, workdir)
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     top = old_figure(workdir.parents[1], "ratio")
-    evaluated(capsys, workdir, "--lengths=64", "--protocol=P1")
+    evaluated(capsys, workdir, "--lengths=64", "--protocol=nonoverlapping")
     assert {path: path.read_text() for path in own} == own
     assert top.read_bytes().startswith(b"\x89PNG"), "a folder of sweeps follows its rows as well"
 

@@ -22,14 +22,14 @@ def evaluate(capsys, workdir, *words):
 @pytest.fixture
 def child(capsys, workdir):
     """A run with the weights of `workdir` under other masks."""
-    assert evaluate(capsys, workdir, "--lengths=16", "--protocol=P1", "--masks=window(size=8)")[0] == 0
+    assert evaluate(capsys, workdir, "--lengths=16", "--protocol=nonoverlapping", "--masks=window(size=8)")[0] == 0
     (found,) = workdir.parent.glob("run@*")
     return found
 
 
 def test_rows_that_are_gone_stay_named_until_measured(capsys, workdir):
     KINDS["row removed"][0](workdir)
-    assert evaluate(capsys, workdir, "--lengths=16", "--protocol=P1")[0] == 0
+    assert evaluate(capsys, workdir, "--lengths=16", "--protocol=nonoverlapping")[0] == 0
     assert [one.problem for one in damages(RunFolder(workdir))] == ["the row per_position at 32 is gone"]
     assert evaluate(capsys, workdir)[0] == 0
     assert damages(RunFolder(workdir)) == []
@@ -44,9 +44,9 @@ def test_an_exported_file_of_another_run_is_refused(capsys, workdir, child):
     problem = f"that file is of the run {held}, not of {own}"
     code, out, _ = tiny.call(capsys, "verify", child)
     assert code == 1 and problem in out
-    code, _, err = evaluate(capsys, child, "--lengths=32", "--protocol=P1")
+    code, _, err = evaluate(capsys, child, "--lengths=32", "--protocol=nonoverlapping")
     assert code == 4 and problem in err
-    assert evaluate(capsys, file, "--lengths=16", "--protocol=P1")[0] == 0
+    assert evaluate(capsys, file, "--lengths=16", "--protocol=nonoverlapping")[0] == 0
 
 
 def test_a_damaged_tokenizer_is_not_inherited(capsys, workdir):
@@ -71,7 +71,7 @@ def test_a_child_with_another_tokenizer_is_refused(capsys, child):
     KINDS["tokenizer edited"][0](child)
     RunFolder(child).write_config(RunFolder(child).read_config())
     assert "is not that of" in tiny.call(capsys, "verify", child)[1]
-    assert evaluate(capsys, child, "--lengths=32", "--protocol=P1")[0] == 4
+    assert evaluate(capsys, child, "--lengths=32", "--protocol=nonoverlapping")[0] == 4
 
 
 def test_damage_in_a_folder_in_use_is_named(workdir):

@@ -251,7 +251,7 @@ def test_settings_that_no_run_uses_are_named(capsys, site, whole):
         assert code == 0 and err.strip() == (f"notice: {word} is not used: {why}" if why else "")
     code, _, err = tiny.call(capsys, "evaluate", f"--workdir={whole}", "--dry_run", "--stride=4")
     assert code == 0 and "--stride=4 is not used: eval.protocols has no sliding" in err
-    code, _, err = tiny.call(capsys, "evaluate", f"--workdir={whole}", "--dry_run", "--stride=4", "--protocol=P2")
+    code, _, err = tiny.call(capsys, "evaluate", f"--workdir={whole}", "--dry_run", "--stride=4", "--protocol=sliding")
     assert code == 0 and "not used" not in err
 
 
