@@ -33,6 +33,7 @@ from configs.scaling import ENCODINGS, FACTORS
 from experiments.anchors import Anchor, load_anchors, nearest
 from experiments.leaderboard import leaderboard
 from experiments.tables import HERE, Run, Seeds, by_part, cell, load, markdown
+from posx.lab.plots import look, palette
 
 DRAWS = 10_000
 #: An encoding is level if R_4 is below the first, and fails if it is above the second. Above the third the level rose.
@@ -49,6 +50,11 @@ LEADERBOARD = "128x64"
 #: The parts of width 64 and L = 64 on source code, and on novels in tokens of a BPE.
 TEXTS = ("stdlib", "bpe")
 REFERENCE = "rope"
+#: The cells of the figure, with their names there.
+FIGURE = {
+    "64, stdlib": "width 64,\nsource code", "64, bpe": "width 64,\nBPE", "64, L = 64": "width 64",
+    "64, steps": "width 64,\n1,200 steps", "128, L = 64": "width 128", "64, L = 256": "width 64,\nL = 256",
+}  # fmt: skip
 
 Array = np.ndarray
 
@@ -387,38 +393,49 @@ def claims(cells: Sequence[Cell]) -> Iterator[tuple[str, str, str, str]]:
         yield pair("longer training lengths keep the order", (width, 64), (width, 256), 1)
 
 
-def figure(cells: Sequence[Cell], path: Path) -> None:
-    """Draw perplexity at L over RoPE's, and R_4, against the number of parameters, each seed as a point."""
+def figure(cells: Sequence[Cell], anchors: Sequence[Anchor], path: Path) -> None:
+    """Draw perplexity at L over RoPE's, and R_4, of each cell, and published R_4 over those of `LEADERBOARD`.
+
+    cells: in the order of the figure, with `LEADERBOARD` among them. Points are seeds, lines join means.
+    """
     import matplotlib.pyplot as plt
 
-    cells = align(*(one for one in cells if one.train_len == 64))
-    names = cells[-1].encodings
-    drawn, axes = plt.subplots(1, 2, figsize=(12, 5), layout="constrained")
-    sizes = [one.params for one in cells]
-    for axis, factor in zip(axes, (1, 4), strict=True):
-        for number, name in enumerate(names):
-            lines = []
-            for one in cells:
-                logs = np.log(one.values)
-                of = one.encodings.index(name)
-                base = logs[one.encodings.index(REFERENCE), :, 0] if factor == 1 else logs[of, :, 0]
-                lines.append(np.exp(logs[of, :, FACTORS.index(factor)] - base))
-            color = f"C{number % 10}"
-            axis.plot(sizes, [each.mean() for each in lines], "-" if number < 10 else "--", color=color, label=name)
-            for size, each in zip(sizes, lines, strict=True):
-                axis.plot([size] * len(each), each, "o", markersize=3, color=color)
-        axis.set_xscale("log")
-        axis.set_yscale("log")
-        for formatted in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
-            formatted("{x:g}")
-        axis.set_xticks(sizes, [f"{size / 1e6:.2g} M" for size in sizes])
-        axis.set_xticks([], minor=True)
-        axis.set_xlabel("parameters")
-        axis.grid(alpha=0.3, which="both")
-    axes[0].set(ylabel="perplexity / RoPE's", title="at L = 64 bytes")
-    axes[1].set(ylabel="R_4", title="beyond L: R_4 = PPL(4 L) / PPL(L)")
-    drawn.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
-    drawn.savefig(path, dpi=120)
+    cells = align(*cells)
+    names = cells[0].encodings
+    looks = {name: found for (name, _), found in palette.looks([(name, "") for name in names]).items()}
+    with look.style():
+        drawn, axes = plt.subplots(1, 3, figsize=(15, 5.2), layout="constrained", width_ratios=(1.1, 1.1, 0.9))
+        for axis, factor in zip(axes, (1, 4), strict=False):
+            for place, name in enumerate(names):
+                rows = [single_seeds(one, factor)[:, [place, one.encodings.index(REFERENCE)]] for one in cells]
+                each = [np.exp(row[:, 0] - (row[:, 1] if factor == 1 else 0)) for row in rows]
+                style = looks[name]
+                means = [values.mean() for values in each]
+                axis.plot(means, linestyle=style.dashes, marker=style.marker, color=style.color, label=name)
+                for column, values in enumerate(each):
+                    axis.plot([column] * len(values), values, "o", markersize=1.8, color=style.color)
+            axis.set_xticks(range(len(cells)), [FIGURE[one.name] for one in cells], size=8)
+            look.log_axis(axis, [float(value) for line in axis.lines for value in line.get_ydata()])
+        here = next(one for one in cells if f"{one.width}x{one.train_len}" == LEADERBOARD)
+        ours = dict(zip(here.encodings, np.exp(score(here.values, 4)), strict=True))
+        for anchor in anchors:
+            for name in anchor.perplexity:
+                if name in ours and math.isfinite(value := stated(anchor, name, 4)):
+                    axes[2].plot(ours[name], value, looks[name].marker, color=looks[name].color)
+        look.log_axis(axes[2], [float(value) for line in axes[2].lines for value in line.get_ydata()])
+        axes[2].axline((1, 1), (2, 2), color="grey", linewidth=0.7)
+        axes[2].set_xscale("log")
+        axes[2].set_xticks([1, 2, 3, 5], ["1", "2", "3", "5"])
+        axes[2].set_xticks([], minor=True)
+        axes[2].set(
+            xlabel="R_4 here, at width 128",
+            ylabel="published R_4, 44 M to 1.3 B",
+            title="Published models (line: equal)",
+        )
+        axes[0].set(ylabel="perplexity / RoPE's", title="At L")
+        axes[1].set(ylabel="R_4 = PPL(4 L) / PPL(L)", title="Beyond L")
+        drawn.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
+        drawn.savefig(path, dpi=120)
 
 
 def main(words: Sequence[str]) -> None:
@@ -442,7 +459,8 @@ def main(words: Sequence[str]) -> None:
         case ["claims"]:
             print(markdown(["claim", "cells", "here", "verdict"], claims(read_cells(load_runs()))))
         case ["figure"]:
-            figure(read_cells(load_runs()), HERE / "scaling" / "scaling.png")
+            found = {one.name: one for one in read_cells(load_runs(), ["steps", *TEXTS])}
+            figure([found[name] for name in FIGURE if name in found], load_anchors(), HERE / "scaling" / "scaling.png")
         case _:
             raise SystemExit(__doc__)
 
