@@ -267,9 +267,9 @@ def published(cells: Sequence[Cell], anchors: Sequence[Anchor]) -> str:
     """Return published orders of the twelve at L and of R_4, and how many of their pairs have it here, as Markdown.
 
     An anchor counts if it has three of the encodings or more. Its R_k is that of the k nearest to 4. Pairs that the
-    source states as equal are left out.
+    source states as equal are left out. The last lines have the sums, and those of all orders of the encodings.
     """
-    body, sums = [], {factor: np.zeros((len(cells), 2), int) for factor in (1, 4)}
+    body, pairs_of_factor = [], dict[int, list[tuple[str, str]]]()
     for anchor in anchors:
         for factor, what in ((1, "PPL at L"), (4, "R_4")):
             found = {name: stated(anchor, name, factor) for name in anchor.perplexity if name in ENCODINGS}
@@ -278,19 +278,27 @@ def published(cells: Sequence[Cell], anchors: Sequence[Anchor]) -> str:
                 continue
             order = sorted(found, key=found.__getitem__)
             pairs = [pair for pair in itertools.combinations(order, 2) if found[pair[0]] < found[pair[1]]]
-            turned = []
-            for place, one in enumerate(cells):
-                here = dict(zip(one.encodings, score(one.values, factor), strict=True))
-                turned.append({pair for pair in pairs if here[pair[0]] > here[pair[1]]})
-                sums[factor][place] += (len(pairs) - len(turned[-1]), len(pairs))
+            pairs_of_factor.setdefault(factor, []).extend(pairs)
+            never = [f"`{a}` < `{b}`" for a, b in pairs if not any(alike([(a, b)], one, factor) for one in cells)]
             body.append([
                 anchor.name, what, ", ".join(f"`{name}` {found[name]:.4g}" for name in order),
-                *(f"{len(pairs) - len(each)} of {len(pairs)}" for each in turned),
-                "; ".join(f"`{a}` < `{b}`" for a, b in pairs if all((a, b) in each for each in turned)) or "none",
+                *(f"{alike(pairs, one, factor)} of {len(pairs)}" for one in cells), "; ".join(never) or "none",
             ])  # fmt: skip
-    for factor, what in ((1, "PPL at L"), (4, "R_4")):
-        body.append(["all", what, "", *(f"{alike} of {count}" for alike, count in sums[factor]), ""])
+    for (factor, every), without in itertools.product(pairs_of_factor.items(), ("", "alibi")):
+        pairs = [pair for pair in every if without not in pair]
+        names = sorted({name for pair in pairs for name in pair})
+        chance = [sum(order.index(a) < order.index(b) for a, b in pairs) for order in itertools.permutations(names)]
+        null = f"random orders: {np.mean(chance):.0f} ± {np.std(chance):.0f}, at most {max(chance)}"
+        totals = [f"{alike(pairs, one, factor)} of {len(pairs)}" for one in cells]
+        what = "PPL at L" if factor == 1 else f"R_{factor}"
+        body.append([f"all without `{without}`" if without else "all", what, null, *totals, ""])
     return markdown(["source", "order of", "published", *(one.name for one in cells), "in no cell"], body)
+
+
+def alike(pairs: Iterable[tuple[str, str]], cell: Cell, factor: int) -> int:
+    """Return how many pairs of encodings have this order in a cell, the lower first."""
+    here = dict(zip(cell.encodings, score(cell.values, factor), strict=True))
+    return sum(bool(here[a] < here[b]) for a, b in pairs)
 
 
 def slope(cells: Sequence[Cell], values: Sequence[Array]) -> Array:
@@ -453,7 +461,7 @@ def main(words: Sequence[str]) -> None:
             cells = read_texts(load_runs())
             print(orders((cells[0], one) for one in cells[1:]), table(cells), sep="\n\n")
         case ["published"]:
-            print(published(read_cells(load_runs()), load_anchors()))
+            print(published(read_cells(load_runs(), ["steps"]), load_anchors()))
         case ["slopes"]:
             print(slopes(read_cells(load_runs())))
         case ["claims"]:

@@ -101,5 +101,8 @@ def test_published_orders_are_set_beside_the_cells():
     assert [line[1:] for line in lines] == [
         ["PPL at L", "`alibi` 10, `t5` 10, `rope` 11", "1 of 2", "`alibi` < `rope` |"],
         ["R_4", "`alibi` 0.8, `t5` 0.9, `rope` 3.636", "2 of 3", "`alibi` < `t5` |"],
-        ["PPL at L", "", "1 of 2", " |"], ["R_4", "", "2 of 3", " |"],
+        ["PPL at L", "random orders: 1 ± 1, at most 2", "1 of 2", " |"],
+        ["PPL at L", "random orders: 0 ± 0, at most 1", "1 of 1", " |"],
+        ["R_4", "random orders: 2 ± 1, at most 3", "2 of 3", " |"],
+        ["R_4", "random orders: 0 ± 0, at most 1", "1 of 1", " |"],
     ]  # fmt: skip

@@ -120,7 +120,8 @@ def test_sizes():
     cells = scaling.read_cells(runs)
     made = {
         0: scaling.orders(scaling.pairs_of(scaling.read_cells(runs, ["steps"]))),
-        1: scaling.table(cells), 2: scaling.slopes(cells), 3: scaling.published(cells, anchors.load_anchors()),
+        1: scaling.table(cells), 2: scaling.slopes(cells),
+        3: scaling.published(scaling.read_cells(runs, ["steps"]), anchors.load_anchors()),
         4: scaling.controls(runs),
         6: scaling.rates(load("scaling", "rates")),
     }  # fmt: skip
