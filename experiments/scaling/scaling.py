@@ -12,8 +12,8 @@
     python -m experiments.scaling.scaling published
     python -m experiments.scaling.scaling figure
 
-A part of the data file is a cell of the study, named WIDTHxL. Other parts are `rates`, and models of width 64 at L = 64
-that differ in one thing: `heads`, `steps`, `offset`, `stdlib` and `bpe`.
+A part of the data file is a cell of the study, named WIDTHxL. `rates` and `rates32` chose the learning rates. Other
+parts are models of width 64 at L = 64 that differ in one thing: `heads`, `steps`, `offset`, `stdlib` and `bpe`.
 """
 
 from __future__ import annotations
@@ -312,17 +312,24 @@ def slope(cells: Sequence[Cell], values: Sequence[Array]) -> Array:
 
 
 def slopes(cells: Sequence[Cell]) -> str:
-    """Return the slope of ln R_4 over ln parameters of each encoding at L = 64, with its interval, as Markdown."""
+    """Return the slope of ln R_4 over ln parameters of each encoding at L = 64, with its interval, as Markdown.
+
+    The last column is that between the control and the width that has as many steps.
+    """
     cells = align(*(one for one in cells if one.train_len == 64))
-    drawn = slope(cells, [draws(one) for one in cells])
-    low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
+    sizes = [one for one in cells if not one.is_control]
+    equal = [one for one in cells if one.is_control or f"{one.width}x{one.train_len}" == LEADERBOARD]
     body = [
-        [f"`{name}`", *(f"{math.exp(score(one.values, 4)[place]):.3f}" for one in cells),
-         f"{middle:+.3f} ({low[place]:+.3f} to {high[place]:+.3f})"]
-        for place, (name, middle) in enumerate(
-            zip(cells[0].encodings, slope(cells, [one.values for one in cells]), strict=True))
-    ]  # fmt: skip
-    return markdown(["encoding", *(f"R_4 at width {one.width}" for one in cells), "slope of ln R_4"], body)
+        [f"`{name}`", *(f"{math.exp(score(one.values, 4)[place]):.3f}" for one in cells)]
+        for place, name in enumerate(cells[0].encodings)
+    ]
+    for chosen in (sizes, equal):
+        low, high = np.quantile(slope(chosen, [draws(one) for one in chosen]), [0.025, 0.975], axis=0)
+        middle = slope(chosen, [one.values for one in chosen])
+        for line, *ends in zip(body, middle, low, high, strict=True):
+            line.append("{:+.3f} ({:+.3f} to {:+.3f})".format(*ends))
+    head = ["encoding", *(f"R_4, {one.name}" for one in cells), "slope of ln R_4", "slope at equal steps"]
+    return markdown(head, body)
 
 
 def controls(runs: Sequence[Run]) -> str:
@@ -450,7 +457,7 @@ def main(words: Sequence[str]) -> None:
     """Run the command that the first word names."""
     match words:
         case ["rates"]:
-            print(rates(load("scaling", "rates")))
+            print(*(rates(load("scaling", part)) for part in ("rates", "rates32")), sep="\n\n")
         case ["controls"]:
             print(controls(load_runs()))
         case ["table"]:
@@ -463,7 +470,7 @@ def main(words: Sequence[str]) -> None:
         case ["published"]:
             print(published(read_cells(load_runs(), ["steps"]), load_anchors()))
         case ["slopes"]:
-            print(slopes(read_cells(load_runs())))
+            print(slopes(read_cells(load_runs(), ["steps"])))
         case ["claims"]:
             print(markdown(["claim", "cells", "here", "verdict"], claims(read_cells(load_runs()))))
         case ["figure"]:

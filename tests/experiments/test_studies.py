@@ -118,13 +118,13 @@ def test_hidden_tokens_of_encoders():
 def test_sizes():
     runs = scaling.load_runs()
     cells = scaling.read_cells(runs)
-    made = {
-        0: scaling.orders(scaling.pairs_of(scaling.read_cells(runs, ["steps"]))),
-        1: scaling.table(cells), 2: scaling.slopes(cells),
-        3: scaling.published(scaling.read_cells(runs, ["steps"]), anchors.load_anchors()),
-        4: scaling.controls(runs),
-        6: scaling.rates(load("scaling", "rates")),
-    }  # fmt: skip
+    first, *texts = scaling.read_texts(runs)
+    made = [
+        scaling.orders(scaling.pairs_of(scaling.read_cells(runs, ["steps"]))), scaling.table(cells),
+        scaling.slopes(scaling.read_cells(runs, ["steps"])), scaling.orders((first, one) for one in texts),
+        scaling.table([first, *texts]), scaling.published(scaling.read_cells(runs, ["steps"]), anchors.load_anchors()),
+        scaling.controls(runs), None, *(scaling.rates(load("scaling", part)) for part in ("rates", "rates32")),
+    ]  # fmt: skip
     for number, table in made.items():
         assert bodies("scaling")[number] == of_markdown(table), number
     assert bodies("scaling")[8] == list(map(list, scaling.claims(cells)))
