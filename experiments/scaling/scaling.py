@@ -12,8 +12,8 @@
     python -m experiments.scaling.scaling published
     python -m experiments.scaling.scaling figure
 
-A part of the data file is a cell of the study, named WIDTHxL. `rates` and `rates32` chose the learning rates. Other
-parts are models of width 64 at L = 64 that differ in one thing: `heads`, `steps`, `offset`, `stdlib` and `bpe`.
+A part of the data file is a cell of the study, named WIDTHxL. The parts of `RATES` try learning rates. Other parts are
+models of width 64 at L = 64 that differ in one thing: `heads`, `steps`, `offset`, `stdlib` and `bpe`.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ HOLDS = 0.6
 LEADERBOARD = "128x64"
 #: The parts of width 64 and L = 64 on source code, and on novels in tokens of a BPE.
 TEXTS = ("stdlib", "bpe")
+#: The parts that chose the learning rate: width 64, width 32, and width 32 with the steps of width 64.
+RATES = ("rates", "rates32", "rates32-steps")
 REFERENCE = "rope"
 #: The cells of the figure, with their names there.
 FIGURE = {
@@ -359,16 +361,17 @@ def controls(runs: Sequence[Run]) -> str:
 
 
 def rates(runs: Sequence[Run]) -> str:
-    """Return perplexity at L by encoding and learning rate, over that at the middle rate, as Markdown."""
+    """Return perplexity at L by encoding and learning rate, over that at the rate of the rule, as Markdown."""
     found: dict[str, dict[float, float]] = {}
     for run in runs:
         (value,) = Seeds([run]).values("ppl")
         found.setdefault(run["encoding"], {})[run["settings"]["train.learning_rate"]] = value
     columns = sorted({rate for by_rate in found.values() for rate in by_rate})
-    middle = columns[len(columns) // 2]
+    rule = 4e-3 * (128 / runs[0]["settings"]["model.model_dim"]) ** 0.5
+    usual = min(columns, key=lambda rate: abs(rate - rule))
     body = []
     for name, by_rate in found.items():
-        texts = (f"{by_rate[rate]:.3f} ({by_rate[rate] / by_rate[middle] - 1:+.1%})" for rate in columns)
+        texts = (f"{by_rate[rate]:.3f} ({by_rate[rate] / by_rate[usual] - 1:+.1%})" for rate in columns)
         body.append([f"`{name}`", *texts])
     return markdown(["encoding", *(f"{rate:g}" for rate in columns)], body)
 
@@ -457,7 +460,7 @@ def main(words: Sequence[str]) -> None:
     """Run the command that the first word names."""
     match words:
         case ["rates"]:
-            print(*(rates(load("scaling", part)) for part in ("rates", "rates32")), sep="\n\n")
+            print(*(rates(load("scaling", part)) for part in RATES), sep="\n\n")
         case ["controls"]:
             print(controls(load_runs()))
         case ["table"]:
