@@ -46,6 +46,8 @@ MODULES = """
 """.split()
 _TESTS = {"test", "tests"}
 
+#: A class of the user's own, such as my_task:Mine(symbols=8).
+_OWN_CLASS = re.compile(r"[\w.]+:\w+(\(.*\))?")
 _HEADING = re.compile(r" ?= [^=\s](?:.*[^=\s])? = ?")
 
 
@@ -97,7 +99,7 @@ def find_source(config: DataConfig, training: bool = True) -> Source:
         wanted = [config.train_split, *([] if held_out or not config.validation_split else [config.validation_split])]
         sources = [*load_hub(config, wanted)]
     else:
-        tasks = [TASK + config.source] if ":" in config.source else [TASK + name for name in TASKS]
+        tasks = [TASK + config.source] if _OWN_CLASS.fullmatch(config.source) else [TASK + name for name in TASKS]
         raise DataError(
             f"data.source '{config.source}' is neither an existing path nor a hub name such as 'owner/name'. "
             f"{nearest(config.source, tasks)}Correct --config.data.source."

@@ -45,6 +45,7 @@ class TaskDataset(Dataset):
                 "id": EOS, "content": SPECIAL[EOS], "special": True, "single_word": False, "lstrip": False,
                 "rstrip": False, "normalized": False,
             }],
+            # No token stands for unknown words, so that one is an error.
             "model": {"type": "WordLevel", "vocab": {w: n for n, w in enumerate(words)}, "unk_token": ""},
         }  # fmt: skip
         return BpeTokenizer(with_model(json.dumps(plain), {"begin": BOS, "ends": [EOS]}))

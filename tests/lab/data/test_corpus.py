@@ -272,6 +272,9 @@ def test_a_name_with_a_text_suffix_is_a_path():
     for source, task in (("flip_flop", "task:flip_flop"), ("my_task:Mine", "task:my_task:Mine")):
         with pytest.raises(DataError, match=f"Did you mean '{task}'"):
             corpus.find_source(DataConfig(source=source))
+    with pytest.raises(DataError) as caught:
+        corpus.find_source(DataConfig(source="https://example.com/a text"))
+    assert "Did you mean" not in str(caught.value)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
