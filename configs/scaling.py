@@ -24,6 +24,11 @@ ENCODINGS = (
 )  # fmt: skip
 
 
+def learning_rate(width: int) -> float:
+    """Return the rate of the rule: that of the recipe at width 128, times the square root of 128 / width."""
+    return 4e-3 * (128 / width) ** 0.5
+
+
 def get_config(arg: str = "64x64"):
     cells = {f"{width}x{length}": (width, length) for width in STEPS for length in LENGTHS}
     if arg not in cells:
@@ -37,7 +42,7 @@ def get_config(arg: str = "64x64"):
     config.model.num_heads = width // 32
     config.train.steps = STEPS[width]
     config.train.batch_size = 4096 // length
-    config.train.learning_rate = 4e-3 * (128 / width) ** 0.5
+    config.train.learning_rate = learning_rate(width)
     config.eval.lengths = tuple(factor * length for factor in FACTORS)
     config.eval.protocols = ("nonoverlapping",)
     config.eval.num_targets = 262144

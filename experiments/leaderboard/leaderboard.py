@@ -165,18 +165,19 @@ def anew(cells: Sequence[Run], again: Sequence[Run]) -> str:
 
     The last column is the mean over seeds of the new loss at L less the older one of its seed, as a ratio.
     """
-    before, body = entries_of(cells), []
+    before, both = entries_of(cells), dict[str, list[Entry]]()
     for name, new in entries_of(again).items():
-        seeds = [run["seed"] for run in new.runs if run["seed"] in before[name].rows[new.train_len]]
-        if not seeds:
-            continue
-        both = [Entry([run for run in one.runs if run["seed"] in seeds]) for one in (before[name], new)]
-        columns = ([one.values("ppl"), *map(one.ratios, (4, 8))] for one in both)
+        seeds = {run["seed"] for run in before[name].runs} & {run["seed"] for run in new.runs}
+        if seeds:
+            both[name] = [Entry([run for run in one.runs if run["seed"] in seeds]) for one in (before[name], new)]
+    body = []
+    for name in sorted(both, key=lambda name: fmean(both[name][1].values("ppl"))):
+        columns = ([one.values("ppl"), *map(one.ratios, (4, 8))] for one in both[name])
         pairs = [cell(values) for pair in zip(*columns, strict=True) for values in pair]
-        change = fmean(after - old for old, after in zip(*(one.values("nll") for one in both), strict=True))
-        body.append([f"`{name}`", str(len(seeds)), *pairs, f"{math.expm1(change):+.1%}"])
+        change = fmean(after - old for old, after in zip(*(one.values("nll") for one in both[name]), strict=True))
+        body.append([f"`{name}`", str(len(both[name][0].runs)), *pairs, f"{math.expm1(change):+.1%}"])
     head = ["encoding", "seeds", *(text for what in ("PPL at L", "R_4", "R_8") for text in (f"{what}, older", "anew"))]
-    return markdown([*head, "at L"], sorted(body, key=lambda line: float(line[3].split()[0])))
+    return markdown([*head, "at L"], body)
 
 
 def lengths(factor: int) -> str:

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from configs.scaling import ENCODINGS, FACTORS
+from configs.scaling import ENCODINGS, FACTORS, learning_rate
 from experiments.anchors import Anchor, load_anchors, nearest
 from experiments.leaderboard import leaderboard
 from experiments.tables import HERE, Run, Seeds, by_part, cell, load, markdown
@@ -47,8 +47,10 @@ SEEDS = (0, 1, 2)
 HOLDS = 0.6
 #: The cell whose settings are those of the leaderboard.
 LEADERBOARD = "128x64"
-#: The parts of width 64 and L = 64 on source code, and on novels in tokens of a BPE.
-TEXTS = ("stdlib", "bpe")
+#: The parts of width 64 and L = 64 with the steps of width 128, on source code, and on novels in tokens of a BPE.
+CONTROLS = ("steps", "stdlib", "bpe")
+#: The cell to compare with others of another text and of other tokens, and these.
+TEXTS = ("64, L = 64", "64, stdlib", "64, bpe")
 #: The parts that chose the learning rate: width 64, width 32, and width 32 with the steps of width 64.
 RATES = ("rates", "rates32", "rates32-steps")
 REFERENCE = "rope"
@@ -79,6 +81,11 @@ class Cell(NamedTuple):
     name: str = ""
     is_control: bool = False
 
+    @property
+    def part(self) -> str:
+        """The part of the data file that a cell of this width and length has in the design."""
+        return f"{self.width}x{self.train_len}"
+
 
 def load_runs() -> list[Run]:
     """Return the runs of all parts. The leaderboard shares the settings of the cell `LEADERBOARD`."""
@@ -108,16 +115,16 @@ def read_cells(runs: Sequence[Run], controls: Sequence[str] = ()) -> list[Cell]:
             for column, factor in enumerate(FACTORS):
                 if len(found_here := seeds.values("ppl", factor)) == len(common):
                     values[line, :, column] = found_here
-        params = fmean(run["num_params"] for run in members)
+        params = fmean(run["num_params"] for own in by_name.values() for run in own.values())
         name = f"{width}, {part}" if part in controls else f"{width}, L = {length}"
         cells.append(Cell(width, length, tuple(by_name), values, params, name, part in controls))
     return sorted(cells, key=lambda cell: (cell.train_len, cell.width, cell.name))
 
 
-def read_texts(runs: Sequence[Run]) -> list[Cell]:
-    """Return the cell of width 64 and L = 64, and those of another text and of other tokens."""
-    found = {one.name: one for one in read_cells(runs, TEXTS)}
-    return [found[name] for name in ("64, L = 64", *(f"64, {part}" for part in TEXTS)) if name in found]
+def named_cells(runs: Sequence[Run], names: Iterable[str]) -> list[Cell]:
+    """Return the cells of these names, in this order."""
+    found = {one.name: one for one in read_cells(runs, CONTROLS)}
+    return [found[name] for name in names]
 
 
 def pick(cell: Cell, names: Sequence[str]) -> Cell:
@@ -320,7 +327,7 @@ def slopes(cells: Sequence[Cell]) -> str:
     """
     cells = align(*(one for one in cells if one.train_len == 64))
     sizes = [one for one in cells if not one.is_control]
-    equal = [one for one in cells if one.is_control or f"{one.width}x{one.train_len}" == LEADERBOARD]
+    equal = [one for one in cells if one.is_control or one.part == LEADERBOARD]
     body = [
         [f"`{name}`", *(f"{math.exp(score(one.values, 4)[place]):.3f}" for one in cells)]
         for place, name in enumerate(cells[0].encodings)
@@ -367,7 +374,7 @@ def rates(runs: Sequence[Run]) -> str:
         (value,) = Seeds([run]).values("ppl")
         found.setdefault(run["encoding"], {})[run["settings"]["train.learning_rate"]] = value
     columns = sorted({rate for by_rate in found.values() for rate in by_rate})
-    rule = 4e-3 * (128 / runs[0]["settings"]["model.model_dim"]) ** 0.5
+    rule = learning_rate(runs[0]["settings"]["model.model_dim"])
     usual = min(columns, key=lambda rate: abs(rate - rule))
     body = []
     for name, by_rate in found.items():
@@ -434,7 +441,7 @@ def figure(cells: Sequence[Cell], anchors: Sequence[Anchor], path: Path) -> None
                     axis.plot([column] * len(values), values, "o", markersize=1.8, color=style.color)
             axis.set_xticks(range(len(cells)), [FIGURE[one.name] for one in cells], size=8)
             look.log_axis(axis, [float(value) for line in axis.lines for value in line.get_ydata()])
-        here = next(one for one in cells if f"{one.width}x{one.train_len}" == LEADERBOARD)
+        here = next(one for one in cells if one.part == LEADERBOARD)
         ours = dict(zip(here.encodings, np.exp(score(here.values, 4)), strict=True))
         for anchor in anchors:
             for name in anchor.perplexity:
@@ -468,7 +475,7 @@ def main(words: Sequence[str]) -> None:
         case ["orders"]:
             print(orders(pairs_of(read_cells(load_runs(), ["steps"]))))
         case ["texts"]:
-            cells = read_texts(load_runs())
+            cells = named_cells(load_runs(), TEXTS)
             print(orders((cells[0], one) for one in cells[1:]), table(cells), sep="\n\n")
         case ["published"]:
             print(published(read_cells(load_runs(), ["steps"]), load_anchors()))
@@ -477,8 +484,7 @@ def main(words: Sequence[str]) -> None:
         case ["claims"]:
             print(markdown(["claim", "cells", "here", "verdict"], claims(read_cells(load_runs()))))
         case ["figure"]:
-            found = {one.name: one for one in read_cells(load_runs(), ["steps", *TEXTS])}
-            figure([found[name] for name in FIGURE if name in found], load_anchors(), HERE / "scaling" / "scaling.png")
+            figure(named_cells(load_runs(), FIGURE), load_anchors(), HERE / "scaling" / "scaling.png")
         case _:
             raise SystemExit(__doc__)
 

@@ -118,7 +118,7 @@ def test_hidden_tokens_of_encoders():
 def test_sizes():
     runs = scaling.load_runs()
     cells = scaling.read_cells(runs)
-    first, *texts = scaling.read_texts(runs)
+    first, *texts = scaling.named_cells(runs, scaling.TEXTS)
     made = [
         scaling.orders(scaling.pairs_of(scaling.read_cells(runs, ["steps"]))), scaling.table(cells),
         scaling.slopes(scaling.read_cells(runs, ["steps"])), scaling.orders((first, one) for one in texts),
