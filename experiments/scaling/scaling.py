@@ -12,207 +12,60 @@
     python -m experiments.scaling.scaling published
     python -m experiments.scaling.scaling figure
 
-A part of the data file is a cell of the study, named WIDTHxL. The parts of `RATES` try learning rates. Other parts are
-models of width 64 at L = 64 that differ in one thing: `heads`, `steps`, `offset`, `stdlib` and `bpe`.
+A part of the data file is a cell of the study, named WIDTHxL. A control is named WIDTHxL-WHAT and differs in one thing:
+`heads`, `steps`, `offset`, `stdlib` or `bpe`. The parts of `RATES` try learning rates.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from statistics import fmean
-from typing import NamedTuple
 
 import numpy as np
 
-from configs.scaling import ENCODINGS, FACTORS, learning_rate
+from configs.scaling import ENCODINGS, learning_rate
 from experiments.anchors import Anchor, load_anchors, nearest
-from experiments.leaderboard import leaderboard
-from experiments.tables import HERE, Run, Seeds, by_part, cell, load, markdown
+from experiments.scaling.cells import (
+    EQUAL_STEPS,
+    FACTORS,
+    LEADERBOARD,
+    Cell,
+    align,
+    draws,
+    groups,
+    load_runs,
+    named_cells,
+    pairs_of,
+    pick,
+    read_cells,
+    score,
+    single_seeds,
+    slope,
+    swaps,
+    tau,
+    tau_of_single_seeds,
+)
+from experiments.tables import HERE, Run, Seeds, cell, load, markdown
 from posx.lab.plots import look, palette
 
-DRAWS = 10_000
 #: An encoding is level if R_4 is below the first, and fails if it is above the second. Above the third the level rose.
 LEVEL, FAILING, RISEN = 1.02, 1.5, 1.10
-#: Two encodings differ if their perplexities at L, or their R_4, differ by this share at both sizes.
-APART = {1: 0.02, 4: 0.10, 8: 0.10}
-#: The ratio to the best at L up to which an encoding is near it, and the R_k up to which it is level, in `groups`.
-NEAR, LASTING = 1.10, 1.05
-SEEDS = (0, 1, 2)
 #: Tau holds if its whole interval is above this.
 HOLDS = 0.6
-#: The cell whose settings are those of the leaderboard.
-LEADERBOARD = "128x64"
-#: The parts of width 64 and L = 64 with the steps of width 128, on source code, and on novels in tokens of a BPE.
-CONTROLS = ("steps", "stdlib", "bpe")
 #: The cell to compare with others of another text and of other tokens, and these.
 TEXTS = ("64, L = 64", "64, stdlib", "64, bpe")
-#: The parts that chose the learning rate: width 64, width 32, and width 32 with the steps of width 64.
-RATES = ("rates", "rates32", "rates32-steps")
+#: The parts that try learning rates: widths 64 and 32, and widths 32 and 256 with the steps of width 64.
+RATES = ("rates", "rates32", "rates32-steps", "rates256-steps")
 REFERENCE = "rope"
 #: The cells of the figure, with their names there.
 FIGURE = {
     "64, stdlib": "width 64,\nsource code", "64, bpe": "width 64,\nBPE", "64, L = 64": "width 64",
-    "64, steps": "width 64,\n1,200 steps", "128, L = 64": "width 128", "64, L = 256": "width 64,\nL = 256",
+    "64, steps": "width 64,\n1,200 steps", "128, L = 64": "width 128,\n1,200 steps",
+    "256, steps": "width 256,\n1,200 steps", "64, L = 256": "width 64,\nL = 256",
 }  # fmt: skip
-
-Array = np.ndarray
-
-
-class Cell(NamedTuple):
-    """One width and one training length.
-
-    name: as the tables show it.
-    is_control: whether it has other settings than the cells of the design.
-    encodings: of the runs, in the order of the first dimension below.
-    values: perplexity by [encoding, seed, factor], factors 1, 2, 4, 8; nan if there is no loss.
-    params: the mean number of parameters.
-    """
-
-    width: int
-    train_len: int
-    encodings: tuple[str, ...]
-    values: Array
-    params: float
-    name: str = ""
-    is_control: bool = False
-
-    @property
-    def part(self) -> str:
-        """The part of the data file that a cell of this width and length has in the design."""
-        return f"{self.width}x{self.train_len}"
-
-
-def load_runs() -> list[Run]:
-    """Return the runs of all parts. The leaderboard shares the settings of the cell `LEADERBOARD`."""
-    shared = [*leaderboard.load_cells(), *load("leaderboard", "anew")]
-    return [*(run | {"part": LEADERBOARD} for run in shared if run["encoding"] in ENCODINGS), *load("scaling")]
-
-
-def read_cells(runs: Sequence[Run], controls: Sequence[str] = ()) -> list[Cell]:
-    """Return the cells of the first text, by training length and width. Only seeds that all encodings have count.
-
-    runs: the last run of an encoding and a seed counts.
-    controls: parts of width 64 and L = 64 that count as cells too.
-    """
-    cells = []
-    for part, members in by_part(runs).items():
-        if not (found := re.fullmatch(r"(\d+)x(\d+)", "64x64" if part in controls else part)):
-            continue
-        width, length = map(int, found.groups())
-        by_name: dict[str, dict[int, Run]] = {}
-        for run in members:
-            if run["seed"] in SEEDS:
-                by_name.setdefault(run["encoding"], {})[run["seed"]] = run
-        common = sorted(set.intersection(*map(set, by_name.values())))
-        values = np.full((len(by_name), len(common), len(FACTORS)), np.nan)
-        for line, own in enumerate(by_name.values()):
-            seeds = Seeds([own[seed] for seed in common])
-            for column, factor in enumerate(FACTORS):
-                if len(found_here := seeds.values("ppl", factor)) == len(common):
-                    values[line, :, column] = found_here
-        params = fmean(run["num_params"] for own in by_name.values() for run in own.values())
-        name = f"{width}, {part}" if part in controls else f"{width}, L = {length}"
-        cells.append(Cell(width, length, tuple(by_name), values, params, name, part in controls))
-    return sorted(cells, key=lambda cell: (cell.train_len, cell.width, cell.name))
-
-
-def named_cells(runs: Sequence[Run], names: Iterable[str]) -> list[Cell]:
-    """Return the cells of these names, in this order."""
-    found = {one.name: one for one in read_cells(runs, CONTROLS)}
-    return [found[name] for name in names]
-
-
-def pick(cell: Cell, names: Sequence[str]) -> Cell:
-    """Return a cell with these encodings, in this order."""
-    lines = [cell.encodings.index(name) for name in names]
-    return cell._replace(encodings=tuple(names), values=cell.values[lines])
-
-
-def align(*cells: Cell) -> list[Cell]:
-    """Return cells with the encodings that all have, in one order."""
-    names = [name for name in cells[0].encodings if all(name in one.encodings for one in cells)]
-    return [pick(one, names) for one in cells]
-
-
-def score(values: Array, factor: int) -> Array:
-    """Return the number that orders encodings at `factor` L: ln PPL at L, or ln R_k beyond it, as means over seeds.
-
-    Args:
-      values: perplexities [..., encoding, seed, factor].
-      factor: 1, 2, 4 or 8.
-    """
-    logs = np.log(values)
-    return (logs[..., 0] if factor == 1 else logs[..., FACTORS.index(factor)] - logs[..., 0]).mean(axis=-1)
-
-
-def kendall(one: Array, other: Array) -> Array:
-    """Return Kendall's tau of two lists [..., encoding] of numbers without ties; what is nan in one is left out."""
-    first, second = np.triu_indices(one.shape[-1], 1)
-    agree = np.sign(one[..., first] - one[..., second]) * np.sign(other[..., first] - other[..., second])
-    return np.nanmean(agree, axis=-1)
-
-
-def draws(cell: Cell) -> Array:
-    """Return a cell's perplexities [draw, encoding, seed, factor]. A draw is of seeds, the same for all encodings."""
-    random = np.random.default_rng([cell.width, cell.train_len])
-    count = cell.values.shape[1]
-    return cell.values[:, random.integers(count, size=(DRAWS, count))].swapaxes(0, 1)
-
-
-def single_seeds(cell: Cell, factor: int) -> Array:
-    """Return the scores [seed, encoding] of each seed alone."""
-    return score(cell.values[:, :, None].swapaxes(0, 1), factor)
-
-
-def tau(one: Cell, other: Cell, factor: int) -> tuple[float, float, float]:
-    """Return tau between the orders of two cells, and the ends of its 95 % interval over seeds, nan for single ones."""
-    one, other = align(one, other)
-    middle = float(kendall(score(one.values, factor), score(other.values, factor)))
-    if min(one.values.shape[1], other.values.shape[1]) < 2:
-        return middle, math.nan, math.nan
-    low, high = np.quantile(kendall(score(draws(one), factor), score(draws(other), factor)), [0.025, 0.975])
-    return middle, float(low), float(high)
-
-
-def tau_of_single_seeds(one: Cell, other: Cell, factor: int) -> float:
-    """Return the mean tau between the order of one seed of each cell, over all pairs of different runs."""
-    one, other = align(one, other)
-    first, second = single_seeds(one, factor), single_seeds(other, factor)
-    pairs = itertools.product(first, second) if one.name != other.name else itertools.combinations(first, 2)
-    each = [float(kendall(a, b)) for a, b in pairs]
-    return fmean(each) if each else math.nan
-
-
-def groups(one: Cell, other: Cell, factor: int) -> dict[str, list[str]]:
-    """Return the encodings that are close at both cells: near the best at L, or level, or failing, beyond L."""
-    first, second = (np.exp(score(cell.values, factor)) for cell in align(one, other))
-    if factor == 1:
-        near = (first < NEAR * first.min()) & (second < NEAR * second.min())
-        chosen = {"near the best": near}
-    else:
-        chosen = {
-            "level": (first < LASTING) & (second < LASTING),
-            "failing": (first > LASTING) & (second > LASTING),
-        }
-    names = align(one, other)[0].encodings
-    return {title: [names[place] for place in np.flatnonzero(inside)] for title, inside in chosen.items()}
-
-
-def swaps(one: Cell, other: Cell, factor: int) -> list[str]:
-    """Return the pairs of encodings that differ by more than `APART` at both cells and change places."""
-    one, other = align(one, other)
-    first, second, least = score(one.values, factor), score(other.values, factor), math.log1p(APART[factor])
-    found = []
-    for a, b in itertools.combinations(range(len(one.encodings)), 2):
-        here, there = first[a] - first[b], second[a] - second[b]
-        if here * there < 0 and min(abs(here), abs(there)) > least:
-            found.append(f"`{one.encodings[a]}` and `{one.encodings[b]}`")
-    return found
 
 
 def table(cells: Sequence[Cell]) -> str:
@@ -228,14 +81,6 @@ def table(cells: Sequence[Cell]) -> str:
             near = line[:, 0]
             columns[name] += [cell(near), *(cell(line[:, FACTORS.index(k)] / near) for k in (4, 8))]
     return markdown(head, ([f"`{name}`", *texts] for name, texts in columns.items()))
-
-
-def pairs_of(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:
-    """Yield the pairs of cells that differ in the width or in the training length alone. A control differs in more."""
-    for one, other in itertools.combinations(cells, 2):
-        same_width = one.width == other.width and not (one.is_control or other.is_control)
-        if one.train_len == other.train_len or same_width:
-            yield one, other
 
 
 def orders(pairs: Iterable[tuple[Cell, Cell]]) -> str:
@@ -310,50 +155,48 @@ def alike(pairs: Iterable[tuple[str, str]], cell: Cell, factor: int) -> int:
     return sum(bool(here[a] < here[b]) for a, b in pairs)
 
 
-def slope(cells: Sequence[Cell], values: Sequence[Array]) -> Array:
-    """Return the slope of ln R_4 over ln parameters of each encoding, by least squares.
-
-    values: of each cell, perplexities [..., encoding, seed, factor].
-    """
-    sizes = np.log([one.params for one in cells])
-    sizes -= sizes.mean()
-    return np.tensordot(sizes / (sizes**2).sum(), np.stack([score(each, 4) for each in values]), axes=1)
-
-
 def slopes(cells: Sequence[Cell]) -> str:
     """Return the slope of ln R_4 over ln parameters of each encoding at L = 64, with its interval, as Markdown.
 
-    The last column is that between the control and the width that has as many steps.
+    The first is over the sizes of the design, the others from one width to the next at equal steps. A slope takes as
+    many seeds as the cell that has fewest. That of a single seed has no interval.
     """
     cells = align(*(one for one in cells if one.train_len == 64))
     sizes = [one for one in cells if not one.is_control]
     equal = [one for one in cells if one.is_control or one.part == LEADERBOARD]
+    head = ["encoding", *(f"R_4, {one.name}" for one in cells), "slope of ln R_4"]
     body = [
         [f"`{name}`", *(f"{math.exp(score(one.values, 4)[place]):.3f}" for one in cells)]
         for place, name in enumerate(cells[0].encodings)
     ]
-    for chosen in (sizes, equal):
+    for chosen in (sizes, *itertools.pairwise(equal)):
+        if chosen is not sizes:
+            head.append(f"{chosen[0].width} to {chosen[1].width} at equal steps")
+        count = min(one.values.shape[1] for one in chosen)
+        chosen = [one._replace(values=one.values[:, :count]) for one in chosen]
         low, high = np.quantile(slope(chosen, [draws(one) for one in chosen]), [0.025, 0.975], axis=0)
         middle = slope(chosen, [one.values for one in chosen])
         for line, *ends in zip(body, middle, low, high, strict=True):
-            line.append("{:+.3f} ({:+.3f} to {:+.3f})".format(*ends))
-    head = ["encoding", *(f"R_4, {one.name}" for one in cells), "slope of ln R_4", "slope at equal steps"]
+            line.append("{:+.3f} ({:+.3f} to {:+.3f})".format(*ends) if count > 1 else f"{ends[0]:+.3f}")
     return markdown(head, body)
 
 
 def controls(runs: Sequence[Run]) -> str:
     """Return perplexity at L, R_4 and R_8 of seed 0 of the controls, beside both widths, as Markdown.
 
-    The controls are models of width 64: `heads` has four heads of width 16, `steps` the steps of width 128.
+    Of the controls, `heads` has four heads of width 16, `steps` the steps of width 128.
     """
-    columns = {"width 64": "64x64", "four heads": "heads", "1,200 steps": "steps", "width 128": LEADERBOARD}
+    columns = {
+        "width 64": "64x64", "four heads": "64x64-heads", "1,200 steps": "64x64-steps", "width 128": LEADERBOARD,
+        "width 256, 1,200 steps": "256x64-steps",
+    }  # fmt: skip
     found: dict[str, dict[str, Run]] = {}
     for run in runs:
         if run["seed"] == 0:
             found.setdefault(run["encoding"], {})[run["part"]] = run
     body = []
     for name, own in found.items():
-        if own.keys() & {"heads", "steps"}:
+        if own.keys() & {"64x64-heads", "64x64-steps"}:
             each = (own.get(part) for part in columns.values())
             texts = (
                 ", ".join(
@@ -378,7 +221,10 @@ def rates(runs: Sequence[Run]) -> str:
     usual = min(columns, key=lambda rate: abs(rate - rule))
     body = []
     for name, by_rate in found.items():
-        texts = (f"{by_rate[rate]:.3f} ({by_rate[rate] / by_rate[usual] - 1:+.1%})" for rate in columns)
+        texts = (
+            f"{by_rate[rate]:.3f} ({by_rate[rate] / by_rate[usual] - 1:+.1%})" if rate in by_rate else "-"
+            for rate in columns
+        )
         body.append([f"`{name}`", *texts])
     return markdown(["encoding", *(f"{rate:g}" for rate in columns)], body)
 
@@ -473,14 +319,14 @@ def main(words: Sequence[str]) -> None:
         case ["table"]:
             print(table(read_cells(load_runs())))
         case ["orders"]:
-            print(orders(pairs_of(read_cells(load_runs(), ["steps"]))))
+            print(orders(pairs_of(read_cells(load_runs(), EQUAL_STEPS))))
         case ["texts"]:
             cells = named_cells(load_runs(), TEXTS)
             print(orders((cells[0], one) for one in cells[1:]), table(cells), sep="\n\n")
         case ["published"]:
-            print(published(read_cells(load_runs(), ["steps"]), load_anchors()))
+            print(published(read_cells(load_runs(), EQUAL_STEPS), load_anchors()))
         case ["slopes"]:
-            print(slopes(read_cells(load_runs(), ["steps"])))
+            print(slopes(read_cells(load_runs(), EQUAL_STEPS)))
         case ["claims"]:
             print(markdown(["claim", "cells", "here", "verdict"], claims(read_cells(load_runs()))))
         case ["figure"]:

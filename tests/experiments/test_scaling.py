@@ -5,18 +5,8 @@ import pytest
 import scipy.stats
 
 from experiments.anchors import Anchor
-from experiments.scaling.scaling import (
-    Cell,
-    claims,
-    groups,
-    kendall,
-    pick,
-    published,
-    slope,
-    swaps,
-    tau,
-    tau_of_single_seeds,
-)
+from experiments.scaling.cells import Cell, groups, kendall, pick, slope, swaps, tau, tau_of_single_seeds
+from experiments.scaling.scaling import claims, published
 
 NAMES = tuple(f"e{number}" for number in range(12))
 

@@ -17,7 +17,7 @@ from experiments.leaderboard import leaderboard
 from experiments.pictures import pictures
 from experiments.recipe import recipe
 from experiments.scale import scale
-from experiments.scaling import scaling
+from experiments.scaling import cells, scaling
 from experiments.tables import Seeds, by_setting, cells_of, load, over_nope, row_tables
 from experiments.tasks import places, tasks
 from experiments.train_short_test_long.gates import gates
@@ -116,18 +116,18 @@ def test_hidden_tokens_of_encoders():
 
 
 def test_sizes():
-    runs = scaling.load_runs()
-    cells = scaling.read_cells(runs)
-    first, *texts = scaling.named_cells(runs, scaling.TEXTS)
+    runs = cells.load_runs()
+    design, equal = cells.read_cells(runs), cells.read_cells(runs, cells.EQUAL_STEPS)
+    first, *texts = cells.named_cells(runs, scaling.TEXTS)
     made = [
-        scaling.orders(scaling.pairs_of(scaling.read_cells(runs, ["steps"]))), scaling.table(cells),
-        scaling.slopes(scaling.read_cells(runs, ["steps"])), scaling.orders((first, one) for one in texts),
-        scaling.table([first, *texts]), scaling.published(scaling.read_cells(runs, ["steps"]), anchors.load_anchors()),
-        scaling.controls(runs), None, *(scaling.rates(load("scaling", part)) for part in scaling.RATES),
+        scaling.orders(cells.pairs_of(equal)), scaling.table(design), scaling.slopes(equal),
+        scaling.orders((first, one) for one in texts), scaling.table([first, *texts]),
+        scaling.published(equal, anchors.load_anchors()), scaling.controls(runs), None,
+        *(scaling.rates(load("scaling", part)) for part in scaling.RATES),
     ]  # fmt: skip
     for number, table in enumerate(made):
         assert table is None or bodies("scaling")[number] == of_markdown(table), number
-    assert bodies("scaling")[12] == list(map(list, scaling.claims(cells)))
+    assert bodies("scaling")[13] == list(map(list, scaling.claims(design)))
 
 
 def test_hidden_patches_of_pictures():
