@@ -1,4 +1,4 @@
-"""The compiler's fault stays out of posx's numbers: fresh processes, compiled as users' are, however they start."""
+"""The compiler's fault stays out of posx's numbers: fresh processes, fused as users' are, however they start."""
 
 import os
 import subprocess
