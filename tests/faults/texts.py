@@ -209,7 +209,7 @@ def prepared_twice(scene: Scene) -> str:
     return "0 and 0; after three kills 0, the same bits"
 
 
-@fault(33, "token files with a flipped bit, cut short, gone; their header too", "0; made again, said")
+@fault(33, "token files with a flipped bit, cut short, gone; their header too", "0; made again, said", slow=True)
 def damaged_tokens(scene: Scene) -> None:
     source, cache = folder_of(scene, "text", documents()), scene.folder / "cache"
     words = scene.words(f"--config.data.source={source}", f"--config.data.cache_dir={cache}")
