@@ -59,16 +59,19 @@ def test_a_run_on_eight_devices_is_that_on_one(tmp_path):
 def test_more_devices_than_cores_go_on_after_a_long_stop(tmp_path):
     """As after Ctrl-Z and fg, or a night's sleep: XLA would complain after 20 s, and end the process after 40 more."""
     tiny.write_config(tmp_path)
-    words = ["train", f"--config={tmp_path / 'tiny.py'}", "--config.train.steps=60", "--config.model.model_dim=64"]
-    words += ["--config.train.batch_size=128", "--config.train.length=64", "--config.train.checkpoint_steps=60"]
+    words = ["train", f"--config={tmp_path / 'tiny.py'}", "--config.train.steps=20", "--config.model.model_dim=64"]
+    words += ["--config.train.batch_size=128", "--config.train.length=64", "--config.train.checkpoint_steps=20"]
+    words += ["--config.eval.lengths=16", "--config.eval.protocols=nonoverlapping"]
     with bind_cores(usable_cores()[:1]):
         process = tiny.start(*words, f"--workdir={tmp_path / 'run'}", **EIGHT)
     metrics = tmp_path / "run" / "metrics.jsonl"
     tiny.until(lambda: metrics.exists() and len(tiny.rows(metrics)) > 3, process)
     process.send_signal(signal.SIGSTOP)
     time.sleep(25)
+    stopped = tiny.step(tmp_path / "run")
     process.send_signal(signal.SIGCONT)
     _, err = process.communicate(timeout=900)
+    assert stopped < 20, "stopped too late to show anything"
     assert process.returncode == 0 and "rendezvous" not in err and "waiting" not in err, err
     assert json.loads((tmp_path / "run" / "env.json").read_text())["num_devices"] == 8
 
