@@ -231,10 +231,6 @@ def _text_tokens(row: pd.Series) -> int:
     return 0 if pd.isna(row.max_targets) else int(row.max_targets) // targets * tokens
 
 
-#: Said of runs whose training ended before its last step, because they solved their task.
-SOLVED = "Ended early, at the first check without a wrong item"
-
-
 def unfinished_lines(rows: pd.DataFrame) -> list[str]:
     """Return lines on runs measured before the end of training, and on those that ended with NaN or were solved."""
     early, ended, solved = [], [], []
@@ -249,7 +245,8 @@ def unfinished_lines(rows: pd.DataFrame) -> list[str]:
                 early.append(f"{name} (step {scored:,} of {steps:,})")
             elif pd.notna(step) and step < steps:
                 solved.append(f"{name} (step {step:,} of {steps:,})")
-    said = {"Measured before the end of training": early, "Training ended with NaN": ended, SOLVED: solved}
+    said = {"Measured before the end of training": early, "Training ended with NaN": ended}
+    said |= {"Ended early, at the first check without a wrong item": solved}
     return [f"{words}: {join_names(names, 'runs')}" for words, names in said.items() if names]
 
 

@@ -116,9 +116,9 @@ def _tables(curves: Sequence[Curve], logs: Mapping[str, Log]) -> list[RowTable]:
         *([f"training text {text[:12]}"] if text else []),
         f"losses are means of the last {window:,.0f} steps",
     ]
-    said = [f"{run} (step {log[-1].step:,.0f} of {settings[run]['train.steps']:,})" for run, log in solved.items()]
-    notes = _notes(curves, ranked, targets)
-    notes += [f"{captions.SOLVED}: {captions.join_names(said, 'runs')}"] if said else []
+    last = [(run, "ok", int(log[-1].step), settings[run]) for run, log in solved.items()]
+    ended = pd.DataFrame(last, columns=["run", "status", "step", "settings"])
+    notes = [*_notes(curves, ranked, targets), *captions.unfinished_lines(ended)]
     return [RowTable(None, facts, [], columns, lines, notes, _cell)]
 
 
