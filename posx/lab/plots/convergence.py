@@ -9,7 +9,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +17,7 @@ import pandas as pd
 from posx.lab.plots import captions, look
 from posx.lab.plots.curves import objectives
 from posx.lab.plots.groups import Curve, Point, curves_of_runs
-from posx.lab.plots.points import Log
+from posx.lab.plots.points import Log, Logged
 from posx.lab.plots.tables import RowTable
 from posx.lab.results.columns import make_table
 from posx.lab.results.facts import SCORED_STEP
@@ -28,18 +28,6 @@ TRAINING = "Steps to a training loss"
 UNREACHED, UNFINISHED = "unreached", "unfinished"
 _FAILED = {UNREACHED: "not reached", UNFINISHED: "not finished"}
 _WINDOWS = 20  # in a training: more would be noisier, fewer would lag behind the loss
-
-
-class Reached(NamedTuple):
-    """The row of a log from which its smoothed loss stays at or below a target.
-
-    Attributes:
-      step: the steps done.
-      seconds: of training steps so far.
-    """
-
-    step: float
-    seconds: float
 
 
 def smooth_losses(log: Log, window: float) -> np.ndarray:
@@ -53,14 +41,14 @@ def smooth_losses(log: Log, window: float) -> np.ndarray:
     return np.where(steps[1:] >= window, means, math.nan)
 
 
-def first_reached(log: Log, target: float, window: float) -> Reached | None:
+def first_reached(log: Log, target: float, window: float) -> Logged | None:
     """Return the first row from which the smoothed loss is at or below `target`, in all later rows too, else None.
 
     A loss that dips below the target for a while has not reached it: noise alone can do that.
     """
     above = np.flatnonzero(~(smooth_losses(log, window) <= target))
     row = above[-1] + 1 if len(above) else 0
-    return Reached(log[row].step, log[row].seconds) if row < len(log) else None
+    return log[row] if row < len(log) else None
 
 
 def final_loss(log: Log, window: float) -> float:
@@ -151,7 +139,7 @@ def _points(curve: Curve, targets: Mapping[str, float], logs: Mapping[str, Log],
     own = [(run, seed) for run, seed in zip(curve.runs.run, curve.runs.train_seed, strict=True) if seed in targets]
     reached = [first_reached(logs[run], targets[seed], window) for run, seed in own if run in logs]
     failures = (UNREACHED,) * reached.count(None) + (UNFINISHED,) * sum(run not in logs for run in curve.runs.run)
-    steps, seconds = (tuple(getattr(one, name) for one in reached if one) for name in Reached._fields)
+    steps, seconds = (tuple(getattr(one, name) for one in reached if one) for name in ("step", "seconds"))
     return Point(0, steps, failures), Point(0, seconds, failures)
 
 
