@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention import Slots, attend, batch_features, with_previous_tokens
+from posx.attention import Slots, attend, attention_weights, batch_features, with_previous_tokens
 from posx.attention.decay import mapped_products
 from posx.attention.dense import dense
 from posx.attention.tiles import TileInputs, with_terms
@@ -127,7 +127,19 @@ def embedding_vectors(subject: Subject) -> np.ndarray | None:
 
 def content_free(subject: Subject, length: int, queries: slice = slice(None)) -> np.ndarray | None:
     """Return the logits of zero vectors [head, query, key] at `length` positions, before `score`; None if all are 0."""
-    s = _zero_vector_result(subject, length, queries, _logits)
+    (encoding, pos, zeros), (q, k) = subject.layer_input(length), _zero_vectors(subject.dims, length)
+    q = with_previous_tokens(encoding, "query", q, None)[0]
+    of_keys = batch_features(encoding, subject.params, zeros[None], pos)[0]
+    features = ({name: array[:, queries] for name, array in of_keys.items()}, of_keys)
+    order, logits = jnp.arange(length, dtype=jnp.int32), list[jax.Array]()
+
+    def executor(pairs: TileInputs, **_: Any) -> jax.Array:
+        logits.append(with_terms(pairs, mapped_products(pairs)))
+        return dense(pairs)
+
+    slots = Slots(pos[queries], order[queries]), Slots(pos, order)
+    attend(encoding, subject.params, q[:, queries], k, k, *slots, features=features, executor=executor)
+    s = np.asarray(logits[0][0], np.float64)
     return s if np.any(s) else None
 
 
@@ -136,46 +148,14 @@ def sink_weights(subject: Subject) -> np.ndarray | None:
     n = min(subject.num_positions, MOST_POSITIONS)
     if not subject.encoding.acts_on("sink"):
         return None
-    return 1 - _zero_vector_result(subject, n, slice(None), _weights).sum(axis=-1)
+    (encoding, pos, zeros), (q, k) = subject.layer_input(n), _zero_vectors(subject.dims, n)
+    w, _ = attention_weights(encoding, subject.params, q, k, pos, x=zeros[None])
+    return 1 - np.asarray(w[0], np.float64).sum(axis=-1)
 
 
-def _zero_vector_result(
-    subject: Subject, length: int, queries: slice, function: Callable[[TileInputs], jax.Array]
-) -> np.ndarray:
-    """Return the function's result [head, query, key] for zero queries, keys and values."""
-    (encoding, pos, zeros), dims, params = subject.layer_input(length), subject.dims, subject.params
-    q, k = (jnp.zeros((1, length, heads, dims.head_dim), jnp.float32) for heads in (dims.num_heads, dims.kv_heads))
-    q = with_previous_tokens(encoding, "query", q, None)[0]
-    of_keys = batch_features(encoding, params, zeros[None], pos)[0]
-    features = ({name: array[:, queries] for name, array in of_keys.items()}, of_keys)
-    order = jnp.arange(length, dtype=jnp.int32)
-    slots = Slots(pos[queries], order[queries]), Slots(pos, order)
-    result = _read(function, encoding, params, q[:, queries], k, k, *slots, features=features)
-    return np.asarray(result[0], np.float64)
-
-
-def _read(function: Callable[[TileInputs], jax.Array], *given: Any, **options: Any) -> jax.Array:
-    """Return a function of the pairs that an executor gets in a call of `attend` with these arguments."""
-    results = []
-
-    def executor(pairs: TileInputs, **_: Any) -> jax.Array:
-        results.append(function(pairs))
-        return dense(pairs)
-
-    attend(*given, executor=executor, **options)
-    return results[0]
-
-
-def _logits(pairs: TileInputs) -> jax.Array:
-    """Return scores [b, h, q, k] before `score`."""
-    return with_terms(pairs, mapped_products(pairs))
-
-
-def _weights(pairs: TileInputs) -> jax.Array:
-    """Return weights [b, h, q, k]. With unit vectors as values, the output of a query holds its weights."""
-    (_, num_keys), tokens = pairs.sizes, pairs.k.tokens
-    units = jnp.broadcast_to(jnp.eye(num_keys, dtype=tokens.values.dtype), (*tokens.values.shape[:3], num_keys))
-    return dense(pairs._replace(k=pairs.k._replace(tokens=tokens._replace(values=units))))
+def _zero_vectors(dims: Dims, length: int) -> list[jax.Array]:
+    """Return queries and keys [1, n, heads, d] of zeros."""
+    return [jnp.zeros((1, length, heads, dims.head_dim), jnp.float32) for heads in (dims.num_heads, dims.kv_heads)]
 
 
 def content_free_by_distance(subject: Subject, whole: np.ndarray) -> np.ndarray:
@@ -250,8 +230,8 @@ def random_token_change(subject: Subject) -> np.ndarray | None:
 
     @functools.partial(jax.jit, static_argnums=0)
     def log_weights(encoding: Encoding, params: Any) -> jax.Array:
-        pos, kept = subject.first_axis_positions(np.arange(n)), x if encoding.acts_on("features") else None
-        return jnp.log(_read(_weights, encoding, params, q, k, k, pos, x=kept)[0])
+        pos = subject.first_axis_positions(np.arange(n))
+        return jnp.log(attention_weights(encoding, params, q, k, pos, x=x)[0][0])
 
     changed = np.asarray(log_weights(encoding, subject.params) - log_weights(Nope(), {}), np.float64)
     changed = changed - np.diagonal(changed, axis1=1, axis2=2)[:, :, None]
