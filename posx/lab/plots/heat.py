@@ -126,7 +126,7 @@ def _bar(made: Figure, image: AxesImage, extend: str = "neither") -> Colorbar:
 
 def bin_shares(curve: Curve, lengths: Sequence[int]) -> np.ndarray:
     """Return the share of right tokens [bin of distances, length] over the runs of a curve, NaN for an empty bin."""
-    rows = curve.rows[curve.rows.distance_edges.astype(bool)]
+    rows = curve.rows[curve.rows.distance_accuracy.notna()]
     bins = max(map(len, rows.distance_targets))
     right, count = np.zeros((2, bins, len(lengths)))
     for length, shares, targets in zip(rows.eval_len, rows.distance_accuracy, rows.distance_targets, strict=True):
@@ -137,7 +137,7 @@ def bin_shares(curve: Curve, lengths: Sequence[int]) -> np.ndarray:
 
 
 def _is_known(curve: Curve) -> bool:
-    return bool(curve.rows.distance_edges.astype(bool).any())
+    return bool(curve.rows.distance_accuracy.notna().any())
 
 
 def _bin_name(number: int) -> str:

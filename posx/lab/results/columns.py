@@ -109,11 +109,6 @@ FAILED = {
     "diverged": "ended with NaN",
     "apart": "on other targets",
 }
-#: The numbers that an evaluation adds to a row.
-SCORES = (
-    "nll", "ppl", "bpb", "nll_interval", "block_nll", "num_targets", "num_bytes", "num_documents", "num_stretches",
-    "exact_match", "accuracy",
-)  # fmt: skip
 
 
 def make_table(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, Column] = COLUMNS) -> pd.DataFrame:

@@ -26,8 +26,8 @@ import pandas as pd
 from posx.evaluation.protocols import PerPosition
 from posx.evaluation.settings import USUAL
 from posx.lab.files import lines
-from posx.lab.files.rows import row_problem
-from posx.lab.results.columns import COLUMNS, RUN_COLUMNS, SCORES, make_table
+from posx.lab.files.rows import SCORES, row_problem
+from posx.lab.results.columns import COLUMNS, RUN_COLUMNS, make_table
 from posx.lab.results.facts import config_facts, run_facts
 from posx.lab.runs.finding import run_folders, run_name, typed_path
 from posx.lab.runs.folder import RunFolder
@@ -167,7 +167,8 @@ def build_results(stored: Mapping[str, Sequence[Mapping[str, Any]]], workdir: st
         for _, slid in members.groupby("rule", sort=False, dropna=False):
             parts.append((_select_longest if protocol == PER_POSITION else _select_same_targets)(slid))
     table = pd.concat(parts).sort_values(["run", "order"], kind="stable")[[*COLUMNS]].reset_index(drop=True)
-    return table.assign(**{name: table[name].where(table.status != "apart") for name in SCORES})
+    own = (*SCORES, "num_targets", "num_bytes", "num_documents", "num_stretches")  # that only rows to compare have
+    return table.assign(**{name: table[name].where(table.status != "apart") for name in own})
 
 
 def _read(stored: Mapping[str, Sequence[Mapping[str, Any]]], workdir: str) -> pd.DataFrame:
