@@ -13,7 +13,7 @@ import numpy as np
 from posx.errors import ConfigError, WorkdirError
 from posx.lab.data import load_tokenizer
 from posx.lab.data.tokenizers import BpeTokenizer, with_model
-from posx.lab.files.checksums import file_checksum
+from posx.lab.files.checksums import file_checksum, read_object
 from posx.lab.files.lines import parse_json
 from posx.lab.runs.exported import report_damage
 from posx.lab.runs.gguf import read_gguf
@@ -59,7 +59,7 @@ def read_model(path: Path) -> ForeignModel:
             f"--from={path}: there is no such folder. Name one with a config.json, or a .gguf file. "
             "posx downloads no models."
         )
-    config = _parse_file(path / "config.json")
+    config = read_object(path / "config.json")
     if not (path / "tokenizer.json").exists():
         raise WorkdirError(f"{path} holds no tokenizer.json. {_SAVE}")
     tokenizer = load_tokenizer(path / "tokenizer.json")
@@ -68,7 +68,7 @@ def read_model(path: Path) -> ForeignModel:
     places = _places(path)
     digest = _digest([path / "config.json", path / "tokenizer.json", *sorted(set(places.values()))])
     generation, named, legacy, added = (
-        _parse_file(path / f"{name}.json") if (path / f"{name}.json").exists() else {}
+        read_object(path / f"{name}.json") if (path / f"{name}.json").exists() else {}
         for name in ("generation_config", "tokenizer_config", "special_tokens_map", "added_tokens")
     )
     if "added_tokens_decoder" not in named:  # else transformers does not read the older files
@@ -152,7 +152,7 @@ def _places(path: Path) -> dict[str, Path]:
     whole, index = path / "model.safetensors", path / "model.safetensors.index.json"
     files = [whole] if whole.is_file() else []
     if index.is_file():
-        named = _parse_file(index).get("weight_map")
+        named = read_object(index).get("weight_map")
         if not isinstance(named, Mapping):
             raise WorkdirError(f"{index} has no weight_map.")
         shards = sorted({path / str(file) for file in named.values()})
@@ -185,15 +185,3 @@ def _array(file: Path, name: str) -> np.ndarray:
 
 def _digest(files: Iterable[Path]) -> str:
     return hashlib.sha256("".join(map(file_checksum, files)).encode()).hexdigest()[:8]
-
-
-def _parse_file(path: Path) -> Any:
-    try:
-        values = parse_json(path.read_text("utf-8"))
-        if not isinstance(values, Mapping):
-            raise ValueError("it holds no object")
-        return values
-    except FileNotFoundError:
-        raise WorkdirError(f"{path.parent} holds no {path.name}.") from None
-    except (OSError, ValueError) as error:
-        raise WorkdirError(f"{path} cannot be read: {error}") from None
