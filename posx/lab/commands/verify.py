@@ -12,13 +12,10 @@ from posx.errors import Damaged, PosxError, WorkdirError
 from posx.lab.commands import work_folders
 from posx.lab.files import manifests, rows
 from posx.lab.progress import quantity
-from posx.lab.runs.damage import Damage, damages
+from posx.lab.runs.damage import COVERED, Damage, damages
 from posx.lab.runs.exported import SUFFIX, check_export, is_export
 from posx.lab.runs.finding import LEVELS, run_folders
 from posx.lab.runs.folder import RunFolder
-
-#: Files of which a run folder has at least one, however damaged it is.
-PARTS = ("config.json", "DONE", "eval.jsonl", "rows.json", "metrics.jsonl", "env.json", "weights.txt")
 
 
 def run_verify(values: dict[str, Any], _: None) -> None:
@@ -46,7 +43,8 @@ def run_verify(values: dict[str, Any], _: None) -> None:
 
 
 def _runs(place: Path) -> list[RunFolder]:
-    folders = {path for name in PARTS for path in run_folders(place, name)}
+    """Return the folders with a file of a run, however damaged. A tokenizer alone makes no run."""
+    folders = {path for name in COVERED if name != "tokenizer.json" for path in run_folders(place, name)}
     folders |= {path.parent for level in LEVELS for path in place.glob(level.format("checkpoints")) if path.is_dir()}
     return [RunFolder(path) for path in sorted(folders)]
 

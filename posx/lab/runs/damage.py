@@ -32,15 +32,8 @@ STAMP = ".verified"
 SETTLED_SECONDS = 2.0
 #: The files that a stamp covers, beside all of `checkpoints`.
 COVERED = (
-    "config.json",
-    "env.json",
-    "tokenizer.json",
-    "DONE",
-    "rows.json",
-    "eval.jsonl",
-    "metrics.jsonl",
-    "weights.txt",
-)
+    "config.json", "env.json", "tokenizer.json", "DONE", "rows.json", "eval.jsonl", "metrics.jsonl", "weights.txt",
+)  # fmt: skip
 #: How to mend most damage.
 REPEAT = "Repeat the command that made the run"
 MEASURE = "Repeat the command that made the run, or measure it again: posx evaluate --workdir {}"
