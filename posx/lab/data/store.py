@@ -121,7 +121,7 @@ def prepare(config: DataConfig, log: Log = lambda line: None, training: bool = T
         raise ConfigError(join_problems(problems))
     if config.is_task:
         return open_task(config.source)
-    source, tokenizer = corpus.find_source(config, training), _load_tokenizer(config)
+    source, tokenizer = corpus.find_source(config, training), named_tokenizer(config)
     folder = cache_folder(config) / "tokens" / _key(config, source, tokenizer)
     try:
         dataset = _open(folder, source, tokenizer)
@@ -132,7 +132,7 @@ def prepare(config: DataConfig, log: Log = lambda line: None, training: bool = T
     return dataset
 
 
-def _load_tokenizer(config: DataConfig) -> Tokenizer | None:
+def named_tokenizer(config: DataConfig) -> Tokenizer | None:
     """Return the tokenizer of the settings, None for one that is trained on the text."""
     if config.tokenizer == "ids":
         return IdTokenizer(config.num_ids)

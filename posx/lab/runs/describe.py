@@ -17,7 +17,7 @@ from posx.evaluation.protocols import run_protocols
 from posx.evaluation.targets import STRETCHES
 from posx.lab.config import RunConfig
 from posx.lab.cross_entropy import LARGEST_LOGITS
-from posx.lab.data import ByteTokenizer, load_tokenizer
+from posx.lab.data.store import named_tokenizer
 from posx.lab.data.tasks import STOP_ITEMS
 from posx.lab.positions import Grid, Sequential
 from posx.lab.progress import size
@@ -288,9 +288,8 @@ def expected_model(run: RunConfig) -> Model:
     """Return the model of a run whose text is not read yet."""
     if run.data.is_task:
         return make_run_model(run, parse_task(run.data.task).vocab_size)
-    known = {"bytes": ByteTokenizer.vocab_size, "bpe": run.data.num_ids, "ids": run.data.num_ids + 1}
-    tokenizer = run.data.tokenizer
-    return make_run_model(run, known[tokenizer] if tokenizer in known else load_tokenizer(tokenizer).vocab_size)
+    tokenizer = named_tokenizer(run.data)
+    return make_run_model(run, tokenizer.vocab_size if tokenizer else run.data.num_ids)
 
 
 @functools.cache  # the runs of a sweep share models
