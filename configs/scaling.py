@@ -7,7 +7,7 @@ WIDTHxLENGTH: the width is 64, 128, 256 or 512, of 0.2 to 13 M parameters; L is 
 give each width 5.8 tokens a parameter.
 `--config.data.source=stdlib` is the second text, `--config.data.tokenizer=bpe` the second tokenizer.
 Hardware and time, estimated for 2 idle CPU cores: 64x64 and 64x256 take half an hour each, 128x64 two to three hours,
-256x64 three days. Width 512 needs a GPU. `--dry_run` says what is left, and the same command resumes.
+256x64 about a day. Width 512 needs a GPU. `--dry_run` says what is left, and the same command resumes.
 Expect and read: experiments/scaling.
 """
 
