@@ -198,6 +198,11 @@ def protocol_class(name: str) -> type[Protocol]:
     return PROTOCOLS[name]
 
 
+def chosen_stride(row: Row) -> int | None:
+    """Return the stride of a stored row, None if it follows from its window as the protocol, if known, has it."""
+    return PROTOCOLS[row["protocol"]].chosen_stride(row) if row["protocol"] in PROTOCOLS else row.get("stride")
+
+
 def run_protocols(config: EvalConfig, train_len: int, longest: int = 0) -> list[tuple[Protocol, tuple[int, ...]]]:
     """Return each protocol of a run's settings with its lengths.
 

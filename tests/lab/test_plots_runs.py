@@ -495,6 +495,25 @@ def test_one_figure_per_training_length_and_protocol(tmp_path: pathlib.Path, dra
     assert names == {f"extrapolation-{which}{rule}" for which in ("L32", "L64", "lengths") for rule in rules}
 
 
+def test_a_chosen_stride_makes_no_triangle_with_that_of_half_a_window(tmp_path: pathlib.Path, draw: Draw) -> None:
+    """Windows of 64 and 128 tokens. Strides of half a window are one rule, 16 for both is another."""
+    half, chosen = [32, 64], [16, 16]
+
+    def made(train_len: int, strides: list[int]) -> list[Any]:
+        facts = {"run_id": f"a{train_len}", "train_len": train_len, "protocol": "hf_strided"}
+        return [row("alibi", n, stride=stride, **facts) for n, stride in zip((64, 128), strides, strict=True)]
+
+    ends = {
+        "other": ([*made(32, chosen), *made(64, half)], ["L32-hf_strided-s16", "L64-hf_strided"]),
+        "alike": ([*made(32, half), *made(64, half)], ["L32-hf_strided", "L64-hf_strided", "lengths-hf_strided"]),
+        "both": ([*made(32, half), *made(32, chosen)], ["hf_strided", "hf_strided-s16"]),
+    }
+    for name, (rows, expected) in ends.items():
+        (tmp_path / name).mkdir()
+        found = draw(write(tmp_path / name, rows), "extrapolation")
+        assert set(found) == {f"extrapolation-{end}" for end in expected}, name
+
+
 def test_another_protocol_or_stride_renames_no_figure(tmp_path: pathlib.Path, draw: Draw) -> None:
     names = []
     for number, (protocol, stride) in enumerate((("nonoverlapping", 64), ("sliding", 16), ("sliding", 8))):

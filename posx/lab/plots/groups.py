@@ -13,13 +13,12 @@ from typing import Any
 import pandas as pd
 
 from posx.attention.masks import window
-from posx.evaluation.protocols import Sliding
 from posx.lab.config.mask_texts import mask_text
 from posx.lab.plots import palette
 from posx.lab.plots.palette import Look
 from posx.lab.results.columns import make_table
 from posx.lab.results.facts import OF_ENCODINGS, SCORED_STEP, SCORED_TEXT, SEED
-from posx.lab.results.table import PER_POSITION, diverged_runs, list_runs, stride_rule
+from posx.lab.results.table import PER_POSITION, chosen_strides, diverged_runs, list_runs, stride_rule
 
 #: Settings that follow from others, or are resolved from them if they are left open.
 _RESOLVED_FROM = {
@@ -113,7 +112,7 @@ class Panel:
     @functools.cached_property
     def rule(self) -> tuple[str, int | None]:
         """The protocol, and the stride that all rows have if it does not follow from the window."""
-        strides = set(self.rows.stride.dropna()) if self.protocol == Sliding.name else {self.stride}
+        strides = {self.stride} if self.stride else {*chosen_strides(self.rows)} - {None}
         return self.protocol, strides.pop() if len(strides) == 1 else None
 
 

@@ -27,7 +27,7 @@ from posx.evaluation.differences import (
     loss_difference,
     rise_difference,
 )
-from posx.evaluation.protocols import PROTOCOLS
+from posx.evaluation.protocols import chosen_stride
 from posx.evaluation.statistics import is_of_answers, row_blocks, targets_key
 from posx.lab.plots.captions import other_tokens
 from posx.lab.plots.groups import Curve
@@ -163,7 +163,7 @@ def comparisons(
     rows = rows.assign(ppl=finite_perplexity(rows))
     by_run: dict[str, dict[Any, Mapping[str, Any]]] = {}
     for row in plain_rows(rows[_COMPARED]):
-        by_run.setdefault(row["run"], {})[row["protocol"], _stride(row), row["eval_len"]] = row
+        by_run.setdefault(row["run"], {})[row["protocol"], chosen_stride(row), row["eval_len"]] = row
     runs = [
         [
             _Run(by_run.get(run, {}), seed or IMPORTED, length)
@@ -191,11 +191,6 @@ def comparisons(
         reasons |= dict.fromkeys(left)
     verdicts = judge([difference for difference, _ in unjudged])
     return [make(*two) for (_, make), two in zip(unjudged, verdicts, strict=True)], list(reasons)
-
-
-def _stride(row: dict[str, Any]) -> int | None:
-    """Return the stride of a row, None if it follows from its window."""
-    return PROTOCOLS[row["protocol"]].chosen_stride(row) if row["protocol"] in PROTOCOLS else None
 
 
 def _sides(labels: tuple[str, str], runs: tuple[Sequence[_Run], Sequence[_Run]]) -> tuple[_Sides, list[str]]:

@@ -23,7 +23,7 @@ from typing import Any
 
 import pandas as pd
 
-from posx.evaluation.protocols import PerPosition
+from posx.evaluation.protocols import PerPosition, chosen_stride
 from posx.evaluation.settings import USUAL
 from posx.lab.files import lines
 from posx.lab.files.rows import SCORES, row_problem
@@ -245,9 +245,19 @@ def _select_most_items(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def stride_rule(rows: pd.DataFrame) -> pd.Series:
-    """Return the strides of rows of one protocol if windows of one length were slid with several, else NA."""
+    """Return the strides of rows of one protocol if windows of one length were slid with several, else NA.
+
+    NA too for strides that follow from the window.
+    """
     slid = rows.drop_duplicates(["eval_len", "stride"])
-    return rows.stride if slid.eval_len.duplicated().any() else pd.Series(pd.NA, rows.index, "Int64")
+    several = slid.eval_len.duplicated().any()
+    return pd.Series(chosen_strides(rows) if several else pd.NA, rows.index, "Int64")
+
+
+def chosen_strides(rows: pd.DataFrame) -> list[int | None]:
+    """Return the stride of each row, None if it follows from its window or the protocol has none."""
+    facts = rows[["protocol", "eval_len", "stride"]].to_dict("records")
+    return [None if pd.isna(row["stride"]) else chosen_stride(row) for row in facts]
 
 
 def _select_same_targets(rows: pd.DataFrame) -> pd.DataFrame:
