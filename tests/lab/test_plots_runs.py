@@ -495,7 +495,7 @@ def test_one_figure_per_training_length_and_protocol(tmp_path: pathlib.Path, dra
     assert names == {f"extrapolation-{which}{rule}" for which in ("L32", "L64", "lengths") for rule in rules}
 
 
-def test_a_chosen_stride_makes_no_triangle_with_that_of_half_a_window(tmp_path: pathlib.Path, draw: Draw) -> None:
+def test_a_chosen_stride_is_a_rule_of_its_own(tmp_path: pathlib.Path, draw: Draw) -> None:
     """Windows of 64 and 128 tokens. Strides of half a window are one rule, 16 for both is another."""
     half, chosen = [32, 64], [16, 16]
 

@@ -13,7 +13,7 @@ from posx.errors import ConfigError, DataError
 from posx.lab import plots
 from posx.lab.data import DataConfig, prepare
 from posx.lab.files.rows import result_text, row_problem
-from posx.lab.plots.captions import SOLVED, unfinished_lines
+from posx.lab.plots.captions import unfinished_lines
 from posx.lab.runs.describe import describe
 from posx.lab.runs.folder import RunFolder
 from posx.lab.sweeps.tasks import Job
@@ -67,7 +67,8 @@ def test_a_solved_run_is_finished_everywhere(majority, tmp_path):
     assert Job(run, folder).outcome() == ", ".join(f"{result_text(row)} at {row['eval_len']}" for row in rows)
     table = posx.read_results(majority)
     assert set(table.scored_step) == {200} and set(table.step) == {folder.solved_step}
-    assert unfinished_lines(table) == [f"{SOLVED}: {table.run[0]} (step {folder.solved_step} of 200)"]
+    said = f"Ended early, at the first check without a wrong item: {table.run[0]} (step {folder.solved_step} of 200)"
+    assert unfinished_lines(table) == [said]
     shutil.copytree(majority, tmp_path / "run")
     (tmp_path / "run" / "DONE").unlink()
     assert Job(run, RunFolder(tmp_path / "run")).progress() == 0.99
