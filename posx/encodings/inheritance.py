@@ -13,7 +13,7 @@ from posx.encodings.frequencies import FrequencyRule
 from posx.errors import ConfigError
 
 
-def inherit_fields(cls: type[Value], old: Value, given: Collection[str] = ()) -> dict[str, Any]:
+def inherit_fields(cls: type[Value], old: Value, given: Collection[str]) -> dict[str, Any]:
     """Return {field: value} that a value of class `cls` takes over from the trained value `old`.
 
     The same class takes over every field, also if that value is inside `old`, as RoPE is inside xPos or a chain.

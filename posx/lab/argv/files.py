@@ -90,7 +90,7 @@ def read_config_file(text: str) -> ConfigFile:
     return ConfigFile(path, name, get_config)
 
 
-def fixed_sections(file: ConfigFile, argument: str = "") -> Sections:
+def fixed_sections(file: ConfigFile, argument: str) -> Sections:
     """Return the settings that a file gives. Its function is called twice: no run that differs could be resumed.
 
     Raises ConfigError.

@@ -281,7 +281,7 @@ def labels(seeds: Sequence[pd.DataFrame], on_axes: Collection[str] = ()) -> list
     return named
 
 
-def common_settings(runs: pd.DataFrame, on_axes: Collection[str] = ()) -> dict[str, str]:
+def common_settings(runs: pd.DataFrame, on_axes: Collection[str]) -> dict[str, str]:
     """Return {setting: value} of the settings in which a few of the curves differ from most of them.
 
     A label names the setting if its value is another one, or differs among the curves of its encoding.
