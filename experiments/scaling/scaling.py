@@ -62,9 +62,9 @@ RATES = ("rates", "rates32", "rates32-steps", "rates256-steps")
 REFERENCE = "rope"
 #: The cells of the figure, with their names there.
 FIGURE = {
-    "64, stdlib": "width 64,\nsource code", "64, bpe": "width 64,\nBPE", "64, L = 64": "width 64",
-    "64, steps": "width 64,\n1,200 steps", "128, L = 64": "width 128,\n1,200 steps",
-    "256, steps": "width 256,\n1,200 steps", "64, L = 256": "width 64,\nL = 256",
+    "64, stdlib": "width 64,\nsource\ncode", "64, bpe": "width 64,\nBPE", "64, L = 64": "width 64",
+    "64, steps": "width 64,\n1,200\nsteps", "128, L = 64": "width 128,\n1,200\nsteps",
+    "256, steps": "width 256,\n1,200\nsteps", "64, L = 256": "width 64,\nL = 256",
 }  # fmt: skip
 
 
@@ -182,13 +182,13 @@ def slopes(cells: Sequence[Cell]) -> str:
 
 
 def controls(runs: Sequence[Run]) -> str:
-    """Return perplexity at L, R_4 and R_8 of seed 0 of the controls, beside both widths, as Markdown.
+    """Return perplexity at L, R_4 and R_8 of seed 0 of the controls, beside two widths, as Markdown.
 
-    Of the controls, `heads` has four heads of width 16, `steps` the steps of width 128.
+    Of the controls, `heads` has twice the heads, of width 16, and `steps` the steps of width 128.
     """
     columns = {
-        "width 64": "64x64", "four heads": "64x64-heads", "1,200 steps": "64x64-steps", "width 128": LEADERBOARD,
-        "width 256, 1,200 steps": "256x64-steps",
+        "width 64": "64x64", "64, four heads": "64x64-heads", "64, 1,200 steps": "64x64-steps",
+        "width 128": LEADERBOARD, "128, eight heads": "128x64-heads", "256, 1,200 steps": "256x64-steps",
     }  # fmt: skip
     found: dict[str, dict[str, Run]] = {}
     for run in runs:
