@@ -7,8 +7,8 @@ import pytest
 
 from tests.tiny import ROOT, environment
 
-#: Those that no other test provokes, and that take seconds each. Of F33, damaged token files are those of
-#: tests/lab/data/test_store.py.
+#: The faults that no other test provokes, and that take seconds each. tests/lab/data/test_store.py provokes the part
+#: of F33 that damages token files.
 HERE = "16,19,31,33,39,44,51,53,62,65,67"
 
 

@@ -184,7 +184,7 @@ def slopes(cells: Sequence[Cell]) -> str:
 def controls(runs: Sequence[Run]) -> str:
     """Return perplexity at L, R_4 and R_8 of seed 0 of the controls, beside two widths, as Markdown.
 
-    Of the controls, `heads` has twice the heads, of width 16, and `steps` the steps of width 128.
+    The control `heads` has twice the heads, of width 16. `steps` has the steps of width 128.
     """
     columns = {
         "width 64": "64x64", "64, four heads": "64x64-heads", "64, 1,200 steps": "64x64-steps",

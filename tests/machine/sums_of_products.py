@@ -1,4 +1,4 @@
-"""What test_guard runs in processes of their own: sums after attention over operands that do not vary.
+"""Check sums after attention over operands that do not vary. test_guard runs this in processes of their own.
 
     python -m tests.machine.sums_of_products [jax-first] [NAME ...]
 
@@ -25,7 +25,7 @@ WAYS = (
     "nope", "learned", "shaw", "transformer_xl", "t5", "tupe", "deberta", "rope", "alibi", "xpos", "cope", "dape",
     "ssmax", "key_offset", "fox", "selective_rope", "path",
 )  # fmt: skip
-#: LLVM's optimizer comes after all that XLA fuses, the fault with it: the same kernels in a third of the time.
+#: Leave out LLVM's optimizer. It starts after XLA has fused kernels, and the fault is in what XLA fuses.
 UNOPTIMISED = {"xla_backend_optimization_level": 0}
 
 B, T, H, D = 2, 33, 2, 64  # 33 rows: whole tiles of a kernel and a remainder
