@@ -16,6 +16,8 @@ from posx.notices import say
 LINE_SECONDS = 10.0
 #: The weight of the expected pace, as a part of the whole work, beside the pace of the finished work.
 PRIOR = 0.05
+#: A part of the whole work that is no progress: sums of the same times differ by as much.
+ROUNDING = 1e-9
 DAY, YEAR = 86400, 365.25 * 86400  # seconds
 
 
@@ -138,7 +140,7 @@ class Meter:
         made, spent = self.done - self.start, self.reported - self.began
         if self.pace is not None:
             made, spent = made + PRIOR * self.total, spent + PRIOR * self.total * self.pace
-        if made <= 0:
+        if made <= ROUNDING * self.total:
             return ""
         return f"{duration(spent / made * (self.total - self.done) - (now - self.reported))} left"
 

@@ -53,6 +53,13 @@ def test_what_an_earlier_process_did_counts_for_nothing(clock):
     assert str(meter) == "took 10 s  done"
 
 
+def test_no_time_is_left_by_progress_of_rounding_alone(clock):
+    meter = Meter("sweep", 0.1 + 0.2)
+    clock[0] = 20
+    meter.update(meter.total - 0.3, "0 of 4 runs")
+    assert meter.done > 0 and str(meter) == "0 of 4 runs"
+
+
 def test_time_left_falls_while_nothing_is_finished(clock):
     meter = Meter("evaluate", 720)
     clock[0] = 10
