@@ -33,7 +33,19 @@ from experiments.leaderboard.leaderboard import (
     multiplier,
 )
 from experiments.recipe.recipe import cells_of, records
-from experiments.tables import SLIDING, WINDOWS, Row, Seeds, by_setting, cell, load, markdown, over_nope, ratio_text
+from experiments.tables import (
+    SLIDING,
+    WINDOWS,
+    Row,
+    Seeds,
+    by_setting,
+    cell,
+    length_name,
+    load,
+    markdown,
+    over_nope,
+    ratio_text,
+)
 from experiments.tasks import tasks
 from posx.evaluation.differences import (
     Difference,
@@ -216,7 +228,7 @@ def recall(entries: dict[str, Entry]) -> str:
     for name in sorted(cells, key=lambda name: (name in UNDEFINED, SHOWN.index(name))):
         answers = (tasks.answers_text(cells[name][task], k) for task, k in columns)
         body.append([link(name), entries[name].ratio(16), *answers])
-    heads = (f"{tasks.short_name(task).replace('_', ' ')}, {tasks.length_name(k)}" for task, k in columns)
+    heads = (f"{tasks.short_name(task).replace('_', ' ')}, {length_name(k)}" for task, k in columns)
     return markdown(["encoding", "R_16 on text", *heads], body)
 
 

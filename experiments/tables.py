@@ -224,6 +224,11 @@ def ratio_text(gap: float, half: float) -> str:
     return f"{middle} ({low} to {high})"
 
 
+def length_name(factor: float) -> str:
+    """Return the name of `factor` training lengths: "L", "1.25 L", "8 L"."""
+    return "L" if factor == 1 else f"{factor:g} L"
+
+
 def markdown(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table."""
     return "\n".join(report.rows(head, body))

@@ -42,6 +42,7 @@ from experiments.tables import (
     by_setting,
     cell,
     coarser,
+    length_name,
     load,
     markdown,
     multipliers_of,
@@ -127,7 +128,7 @@ def table(cells: Sequence[Run], times: Mapping[str, str]) -> str:
         "1 % horizon",
         "step",
     ]
-    head += [f"{rival}, {lengths(k)}" for rival in RIVALS for k in (1, 8)]
+    head += [f"{rival}, {length_name(k)}" for rival in RIVALS for k in (1, 8)]
     body = []
     for name in order:
         entry = entries[name]
@@ -147,8 +148,8 @@ def claims(cells: Sequence[Run], published: Sequence[Mapping[str, Any]]) -> str:
     for claim in published:
         name, at = claim["encoding"], claim["at"]
         rival, rival_at = claim.get("than", name), claim.get("than_at", at)
-        what = f"`{name}` at {lengths(at)} {claim['is']} "
-        what += f"`{rival}`" if rival != name else f"that at {lengths(rival_at)}"
+        what = f"`{name}` at {length_name(at)} {claim['is']} "
+        what += f"`{rival}`" if rival != name else f"that at {length_name(rival_at)}"
         here, verdict, found = "-", "not run", None
         if name in entries and rival in entries:
             verdict, found = "no loss", difference(entries[name], at, entries[rival], rival_at)
@@ -178,10 +179,6 @@ def anew(cells: Sequence[Run], again: Sequence[Run]) -> str:
         body.append([f"`{name}`", str(len(both[name][0].runs)), *pairs, f"{math.expm1(change):+.1%}"])
     head = ["encoding", "seeds", *(text for what in ("PPL at L", "R_4", "R_8") for text in (f"{what}, older", "anew"))]
     return markdown([*head, "at L"], body)
-
-
-def lengths(factor: int) -> str:
-    return "L" if factor == 1 else f"{factor} L"
 
 
 def judged(claimed: str, low: float, high: float) -> str:

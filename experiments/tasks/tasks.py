@@ -30,7 +30,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from experiments.tables import HERE, Row, Run, load, markdown, rows_of
+from experiments.tables import HERE, Row, Run, length_name, load, markdown, rows_of
 from posx.lab.config.sections import CLASSIC
 
 GATES = HERE / "tasks" / "gates.toml"
@@ -56,10 +56,6 @@ def task_name(row: Row) -> str:
 
 def short_name(task: str) -> str:
     return task.partition("(")[0]
-
-
-def length_name(factor: float) -> str:
-    return "L" if factor == 1 else f"{factor:g} L"
 
 
 def read_cells(runs: Sequence[Run]) -> Cells:

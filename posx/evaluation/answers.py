@@ -56,7 +56,13 @@ class Answers(Protocol):
         raise ConfigError(f"protocol={self.name} measures a task, and a text has no answers. Name another protocol.")
 
     def make_row(
-        self, length: int, name: str, items: tuple[Any, Any, Any], status: str = "undefined", scores: Any = ()
+        self,
+        length: int,
+        name: str,
+        items: tuple[Any, Any, Any],
+        status: str = "undefined",
+        scores: Any = (),
+        hidden: bool = False,
     ) -> Row:
         """Return the stored facts of one length.
 
@@ -67,32 +73,35 @@ class Answers(Protocol):
             int32 [n, t + 1], -1 for none. The places are None for a task without them.
           status: "ok", "oom", "nonfinite" or "undefined".
           scores: log-probabilities [n, t] of the tokens after the first, and whether each is the likeliest, [n, t].
+          hidden: whether the tokens of the answers are hidden, and each is an answer of its own.
         """
         tokens, scored, source = items
         row: Row = {
             "protocol": self.name, "eval_len": length, "status": status, "max_targets": self.num_targets,
             "num_targets": int(scored.sum()), "num_windows": len(tokens), "num_items": len(tokens),
             "targets": name, "nll": None, "ppl": None, "exact_match": None,
-            "exact_match_interval": None, "block_wrong": None, "accuracy": None, "accuracy_interval": None,
+            "exact_match_interval": None, "block_wrong": None, "block_hidden": None,
+            "accuracy": None, "accuracy_interval": None,
             "distance_edges": None, "distance_accuracy": None, "distance_targets": None,
         }  # fmt: skip
         if status != "ok":
             return row
         distances = {} if source is None else _distances(scores[1], source[:, 1:])
-        return row | _results(scores[0], scores[1], scored[:, 1:]) | distances
+        return row | _results(scores[0], scores[1], scored[:, 1:], hidden) | distances
 
 
-def _results(log_probs: np.ndarray, best: np.ndarray, scored: np.ndarray) -> Row:
+def _results(log_probs: np.ndarray, best: np.ndarray, scored: np.ndarray, hidden: bool) -> Row:
     counts, right = scored.sum(axis=1), (best & scored).sum(axis=1)
     nll = -float(log_probs[scored].sum(dtype=np.float64)) / int(counts.sum())
-    wrong = right < counts
-    whole = int((~wrong).sum())
+    whole = int((right == counts).sum())
+    starts = np.arange(0, len(counts), BLOCK_ITEMS)
     return {
         "nll": nll,
         "ppl": stored_perplexity(nll),
         "exact_match": whole / len(counts),
         "exact_match_interval": wilson_interval(whole / len(counts), len(counts)),
-        "block_wrong": np.add.reduceat(wrong.astype(int), np.arange(0, len(wrong), BLOCK_ITEMS)).tolist(),
+        "block_wrong": np.add.reduceat(counts - right if hidden else (right < counts) * 1, starts).tolist(),
+        "block_hidden": np.add.reduceat(counts, starts).tolist() if hidden else None,
         "accuracy": int(right.sum()) / int(counts.sum()),
         "accuracy_interval": _interval_of_items(right, counts),
     }

@@ -133,7 +133,7 @@ class Protocol(abc.ABC):
         row: Row = {
             "protocol": self.name, "eval_len": length, "stride": stride, "status": scored.status,
             "max_targets": self.num_targets, "num_targets": targets.count,
-            "num_stretches": len(targets.sizes), "num_documents": targets.num_documents, "own_context": own,
+            "num_stretches": targets.num_stretches, "num_documents": targets.num_documents, "own_context": own,
             "num_windows": len(scored.windows), "num_bytes": num_bytes,
             "num_separators": None if ids is None else targets.count - int(text.sum()), "targets": targets.digest,
             "nll": None, "nll_interval": None, "ppl": None, "bpb": None, "block_len": BLOCK_LEN,

@@ -214,7 +214,8 @@ def _rise(far: _Loss, near: _Loss) -> _Loss:
 
 
 def _losses(row: _Row) -> _Loss:
-    return (1 - row["exact_match"] if is_of_answers(row) else row["nll"]), row_blocks(row)[0]
+    right = "accuracy" if row.get("block_hidden") else "exact_match"
+    return (1 - row[right] if is_of_answers(row) else row["nll"]), row_blocks(row)[0]
 
 
 def _difference(ours: Sequence[_Loss], theirs: Sequence[_Loss], rows: Sequence[_Row], paired: bool) -> Difference:
@@ -227,9 +228,10 @@ def _difference(ours: Sequence[_Loss], theirs: Sequence[_Loss], rows: Sequence[_
         seeds = [[a - b for a, b in zip(*seeds, strict=True)]]
     errors = errors_over_seeds(*seeds)
     if is_of_answers(rows[0]):
-        least, items = LEAST_BLOCKS * BLOCK_ITEMS, int(counts.sum())
+        least, items = LEAST_BLOCKS * BLOCK_ITEMS, rows[0]["num_items"]
         reason = f"too few items ({items} of at least {least})" if items < least else ""
-        return Difference(mean, None if reason else error_over_items(gap, items), errors, reason, of_answers=True)
+        error = None if reason else error_over_items(gap, int(counts.sum()), items)
+        return Difference(mean, error, errors, reason, of_answers=True)
     reason = few_places(*rows) or no_interval(gap, counts)
     return Difference(mean, None if reason else error_over_text(gap, counts), errors, reason)
 
@@ -240,17 +242,20 @@ def error_over_text(sums: np.ndarray, counts: np.ndarray) -> StandardError | Non
     return None if half is None else StandardError(half / T_QUANTILE, COSINES)
 
 
-def error_over_items(wrong: np.ndarray, items: int) -> StandardError:
+def error_over_items(wrong: np.ndarray, answers: int, items: int) -> StandardError:
     """Return the standard error of a difference of shares over items, which are independent of each other.
 
     One item on which the two disagree is added, half of it for either. So a few such items give no verdict.
 
     Source: Agresti and Min 2005 (Statistics in Medicine 24), section 3: 1/2 added to each count of pairs.
 
-    wrong: [n], wrong answers of one less those of the other in each block.
+    Args:
+      wrong: [n], wrong answers of one less those of the other in each block.
+      answers: all of them. An item is one, or has one for each of its hidden tokens.
+      items: their number.
     """
-    freedom = len(wrong) - 1
-    return StandardError(math.sqrt(float(np.var(wrong, ddof=1)) * len(wrong) + 1) / items, freedom)
+    squares = float(np.var(wrong, ddof=1)) * len(wrong) + (answers / items) ** 2
+    return StandardError(math.sqrt(squares) / answers, len(wrong) - 1)
 
 
 def errors_over_seeds(*groups: Sequence[float]) -> tuple[StandardError, ...]:

@@ -126,9 +126,11 @@ class HfStrided(_FromTheStart):
     def targets(self, stream: np.ndarray, lengths: Sequence[int], documents: Any) -> Targets:
         """Place the targets of one length. Windows without overlap score other targets."""
         (length,) = lengths
-        stride, text = self.window_stride(length, lengths), stream[: self.num_targets + 1 if self.num_targets else None]
+        stride, count = self.window_stride(length, lengths), self.num_targets
         if not 1 <= stride <= length or length < 2:
             raise ConfigError(f"stride={stride} must be between 1 and the length, {length} tokens, which must be 2 up.")
+        unscored = 1 if stride < length else -(-count // (length - 1))
+        text = stream[: count + unscored if count else None]
         self.check_text(len(text) - 1, lengths, "the stream")
         first, low, high = _strided_windows(len(text), length, stride).T
         sizes = high - low

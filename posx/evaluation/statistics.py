@@ -109,15 +109,15 @@ def interval(sums: Any, counts: Any) -> tuple[float, float] | None:
     return None if half is None else (mean - half, mean + half)
 
 
-def horizon(ratios: Mapping[float, float], factor: float = 1.01) -> float:
-    """Return the last length, in training lengths, up to which perplexity stays within `factor` of that at L.
+def horizon(ratios: Mapping[float, float]) -> float:
+    """Return the last length, in training lengths, up to which perplexity is at most 1.01 times that at L.
 
     ratios: R_k = PPL(kL) / PPL(L) of one run by k. NaN, for a length that failed, is not within. A run that holds to
     the end gets the longest length measured, and may hold longer.
     """
     within = 1.0
     for k in sorted(k for k in ratios if k > 1):
-        if not ratios[k] <= factor:
+        if not ratios[k] <= 1.01:
             break
         within = k
     return within
@@ -148,8 +148,10 @@ def is_of_answers(row: _Row) -> bool:
 def row_blocks(row: _Row) -> tuple[np.ndarray, np.ndarray]:
     """Return sums and counts of a row's blocks, in the order of the text or the items.
 
-    They are losses in nats and targets, or wrong answers and items.
+    They are losses in nats and targets, or wrong answers and items, or wrong hidden tokens and hidden tokens.
     """
+    if row.get("block_hidden"):
+        return np.asarray(row["block_wrong"], np.float64), np.asarray(row["block_hidden"])
     wrong = is_of_answers(row)
     name, block, total = (
         ("wrong", BLOCK_ITEMS, row["num_items"]) if wrong else ("nll", row["block_len"], row["num_targets"])
@@ -167,7 +169,8 @@ def mean_blocks(rows: Sequence[_Row]) -> tuple[np.ndarray, np.ndarray]:
 
 def targets_key(row: _Row) -> tuple[Any, ...]:
     """Return the targets that a row scored, their number, and the size of its blocks. Rows of one key can be paired."""
-    return row.get("targets"), row.get("num_items") or row.get("num_targets"), row.get("block_len")
+    unit = "hidden tokens" if row.get("block_hidden") else row.get("block_len")
+    return row.get("targets"), row.get("num_items") or row.get("num_targets"), unit
 
 
 def check_pair(*rows: _Row) -> None:

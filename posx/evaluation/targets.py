@@ -54,6 +54,11 @@ class Targets:
     def count(self) -> int:
         return len(self.tokens)
 
+    @property
+    def num_stretches(self) -> int:
+        """The places of the text. Stretches with at most one token between them, which is not scored, are one place."""
+        return 1 + int((self.starts[1:] > (self.starts + self.sizes)[:-1] + 1).sum())
+
     def select(self, values: np.ndarray) -> np.ndarray:
         """Return the entries of the targets [count], of values [n + 1] by place in the stream."""
         values = _select(values, self.starts, self.sizes)

@@ -190,6 +190,30 @@ def test_equal_models_of_a_task_are_seldom_separated(share):
     assert np.mean([abs(one.mean) > one.half for one in pairs]) < 0.075
 
 
+def hidden(right):
+    """The row of items whose hidden tokens are answered right, bool [items, tokens]."""
+    wrong = np.add.reduceat((~right).sum(axis=1), np.arange(0, len(right), 16)).tolist()
+    blocks = [16 * right.shape[1]] * (len(right) // 16)
+    return answers(right.all(axis=1)) | {"accuracy": right.mean(), "block_wrong": wrong, "block_hidden": blocks}
+
+
+def test_hidden_tokens_are_judged_one_by_one():
+    """Hardly an item is right as a whole, and the tokens of one item are alike."""
+    random = np.random.default_rng(0)
+    hard = random.random((2, 400, 512, 1))
+    right = random.random((2, 400, 512, 20)) < 0.4 + 0.4 * hard
+    pairs = [loss_difference([hidden(one)], [hidden(other)]) for one, other in zip(*right, strict=True)]
+    assert np.mean([abs(one.mean) > one.half for one in pairs]) < 0.075
+    better = loss_difference([hidden(right[0, 0] | (random.random((512, 20)) < 0.2))], [hidden(right[1, 0])])
+    assert better.effect()[0] == pytest.approx(0.08, abs=0.03) and -better.mean > better.half
+
+
+def test_hidden_tokens_are_not_paired_with_whole_items():
+    right = np.random.default_rng(0).random((512, 20)) < 0.9
+    with pytest.raises(ConfigError, match="scored different targets"):
+        loss_difference([hidden(right)], [answers(right.all(axis=1))])
+
+
 @pytest.mark.parametrize("few", [1000, 1995], ids=["other blocks", "as many blocks"])
 def test_answers_to_fewer_items_are_not_paired(few):
     every = np.arange(2000) % 3 > 0

@@ -145,7 +145,6 @@ def test_a_horizon_ends_where_perplexity_first_leaves_it() -> None:
     assert horizon({1: 1.0, 2: 1.009, 4: 1.02, 8: 1.0}) == 2, "what comes back later does not count"
     assert horizon({0.5: 1.2, 1: 1.0, 1.25: 1.02}) == 1, "lengths below the training length are not asked"
     assert horizon({1: 1.0, 2: 0.97, 4: float("nan"), 8: 0.97}) == 2, "a length that failed is no length it holds to"
-    assert horizon({1: 1.0, 2: 1.04, 4: 1.05}, factor=1.05) == 4
 
 
 @pytest.mark.parametrize(("places", "has"), [

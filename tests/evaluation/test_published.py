@@ -7,6 +7,7 @@ import pytest
 
 from posx.errors import ConfigError, DataError
 from posx.evaluation import HfStrided, LmEvalRolling, Nonoverlapping, evaluate, loss_difference
+from posx.evaluation.statistics import few_places
 
 VOCAB, EOS = 11, 0
 rng = np.random.default_rng(5)
@@ -183,6 +184,15 @@ def test_strided_rows_pair_with_their_own_kind_alone():
 def test_strided_scores_the_first_targets():
     (row,) = evaluate(log_probs, STREAM, HfStrided(20, stride=4), [8])
     assert row["num_targets"] == 20 and row["ppl"] == pytest.approx(strided(STREAM[:21], 8, 4), rel=1e-6)
+
+
+@pytest.mark.parametrize("count", [20, 21, 22, 500])
+def test_strided_windows_without_overlap_are_one_place(count):
+    """They score as many targets as asked, of the start of the text. So a part of the text gives no interval."""
+    (row,) = evaluate(log_probs, STREAM, HfStrided(count, stride=8), [8], documents=BEGINS)
+    whole = count == 500
+    assert row["num_targets"] == (len(STREAM) - row["num_windows"] if whole else count) and row["num_stretches"] == 1
+    assert whole == (few_places(row) == "") and (whole or "(1 stretch of" in few_places(row))
 
 
 @pytest.mark.parametrize(("stride", "length"), [(9, 8), (-1, 8), (0, 1)])

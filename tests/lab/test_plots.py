@@ -447,6 +447,19 @@ def test_seeds_that_answer_the_same_items_narrow_no_interval() -> None:
     assert "(95 % interval over items)" in table_of(made)
 
 
+def test_a_seed_without_an_interval_leaves_none() -> None:
+    """A run with all hidden tokens right has no interval. The mean of the others is that of other runs."""
+    known, masked = {"protocol": "answers", "stride": None, "num_items": 100}, {"train.objective": "masked"}
+    made = [
+        row("rope", 64, seed, **known, accuracy=share, accuracy_interval=ends, settings=masked | {"train.seed": seed})
+        for seed, share, ends in ((0, 1.0, None), (1, 0.4, (0.38, 0.42)))
+    ]
+    for own, wanted in ((made, None), (made[1:], (0.38, 0.42))):
+        (panel,) = panels(own)
+        ((point,),) = (curve.points for curve in points.answer_curves(panel))
+        assert point.interval == wanted
+
+
 def test_other_items_at_each_length_make_no_ratio() -> None:
     known = {"protocol": "answers", "stride": None, "targets": "items", "num_items": 8, "exact_match": 0.5}
     (panel,) = panels([row("rope", length, **known) for length in (64, 128)])

@@ -27,8 +27,7 @@ WEIGHTS = (
 #: The fields that hold numbers.
 SCORES = (
     "nll", "ppl", "bpb", "nll_interval", "block_nll", "position_nll", "exact_match", "accuracy", "exact_match_interval",
-    "block_wrong",
-    "accuracy_interval", "distance_accuracy", *WEIGHTS,
+    "block_wrong", "block_hidden", "accuracy_interval", "distance_accuracy", *WEIGHTS,
 )  # fmt: skip
 #: Stored sums are rounded: those of blocks by this many nats at most, means by position by this many.
 BLOCK_ROUNDING, POSITION_ROUNDING = 0.006, 1e-5
@@ -228,9 +227,12 @@ def _answers(row: Mapping[str, Any]) -> Iterator[str]:
         elif ends is not None and not ends[0] <= share <= ends[1]:
             yield f"{name} is {_short(share)}, outside its interval of {ends}"
     whole, items, targets = row.get("exact_match"), row.get("num_items"), row.get("num_targets")
-    blocks = row.get("block_wrong")
-    if blocks is not None and items and whole is not None and abs(sum(blocks) - (1 - whole) * items) > 1e-6 * items:
-        yield f"block_wrong has {sum(blocks)} wrong items, but exact_match leaves {(1 - whole) * items:.0f} wrong"
+    blocks, hidden = row.get("block_wrong"), row.get("block_hidden")
+    if hidden is not None and sum(hidden) != targets:
+        yield f"block_hidden has {sum(hidden)} tokens, but num_targets is {targets}"
+    name, right, every = ("accuracy", row.get("accuracy"), targets) if hidden else ("exact_match", whole, items)
+    if blocks is not None and every and right is not None and abs(sum(blocks) - (1 - right) * every) > 1e-6 * every:
+        yield f"block_wrong has {sum(blocks)} wrong answers, but {name} leaves {(1 - right) * every:.0f} wrong"
     if whole is not None and row.get("accuracy") is not None and items and targets:
         wrong_items, wrong_targets = (1 - whole) * items, (1 - row["accuracy"]) * targets
         if wrong_targets < wrong_items - 1e-3:
@@ -307,9 +309,9 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
         ("nll", "bpb", "unigram_ppl", "own_context", "exact_match", "accuracy", *WEIGHTS),
         _or_none(lambda value: number(value) is not None),
     ),
+    **dict.fromkeys(("block_nll", "block_wrong", "block_hidden"), _or_none(_are_numbers)),
     **dict.fromkeys(
-        ("block_nll", "block_wrong", "position_edges", "position_targets", "distance_edges", "distance_targets"),
-        _or_none(_are_numbers),
+        ("position_edges", "position_targets", "distance_edges", "distance_targets"), _or_none(_are_numbers)
     ),
     **dict.fromkeys(
         ("nll_interval", "exact_match_interval", "accuracy_interval", "item_lens"),

@@ -19,14 +19,14 @@ from posx.lab.plots.curves import objectives
 from posx.lab.plots.groups import Curve, Point, curves_of_runs
 from posx.lab.plots.points import Log, Logged
 from posx.lab.plots.tables import RowTable
-from posx.lab.results.columns import make_table
+from posx.lab.results.columns import FAILED, make_table
 from posx.lab.results.facts import SCORED_STEP
 
 #: How the text of a table begins.
 TRAINING = "Steps to a training loss"
-#: The failures of a run that does not reach the loss, and of one whose log ends before its planned steps.
-UNREACHED, UNFINISHED = "unreached", "unfinished"
-_FAILED = {UNREACHED: "not reached", UNFINISHED: "not finished"}
+#: Failures: a run does not reach the loss, its log ends before its planned steps, or its last loss is NaN.
+UNREACHED, UNFINISHED, DIVERGED = "unreached", "unfinished", "diverged"
+_FAILED = {UNREACHED: "not reached", UNFINISHED: "not finished", DIVERGED: FAILED["diverged"]}
 _WINDOWS = 20  # in a training: more would be noisier, fewer would lag behind the loss
 
 
@@ -130,8 +130,9 @@ def _window(logs: Sequence[Log]) -> float:
 def _finals(curve: Curve, logs: Mapping[str, Log], window: float) -> Point:
     """Return the smoothed losses at the end of the runs of a curve without those that are NaN."""
     losses = [final_loss(logs[run], window) for run in curve.runs.run if run in logs]
-    unfinished = (UNFINISHED,) * (len(curve.runs) - len(losses))
-    return Point(0, tuple(filter(math.isfinite, losses)), unfinished)
+    known = tuple(filter(math.isfinite, losses))
+    failures = (UNFINISHED,) * (len(curve.runs) - len(losses)) + (DIVERGED,) * (len(losses) - len(known))
+    return Point(0, known, failures)
 
 
 def _points(curve: Curve, targets: Mapping[str, float], logs: Mapping[str, Log], window: float) -> tuple[Point, Point]:

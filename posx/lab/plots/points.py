@@ -121,7 +121,7 @@ def answer_curves(panel: Panel) -> list[Curve]:
 
     All seeds answer the same items, so the intervals are those of the mean share over the items of one run. They cover
     other items, and not other seeds. If tokens are hidden, it is the share of them that is right, with the mean of the
-    intervals of the runs.
+    intervals of the runs. Then there is none if a run has none, since all of its tokens are right, or all are wrong.
     """
     name = "accuracy" if hides_tokens(panel) else "exact_match"
 
@@ -130,8 +130,8 @@ def answer_curves(panel: Panel) -> list[Curve]:
         known, ends = own[own[name].notna()], None
         if name == "exact_match" and len(known):
             ends = wilson_interval(float(known.exact_match.mean()), int(known.num_items.min()))
-        elif intervals := [ends for ends in known.accuracy_interval if ends is not None]:
-            ends = tuple(np.mean(intervals, axis=0).tolist())
+        elif len(known) and known.accuracy_interval.notna().all():
+            ends = tuple(np.mean(known.accuracy_interval.tolist(), axis=0).tolist())
         return Point(length, tuple(known[name]), failed, ends)
 
     curves = []

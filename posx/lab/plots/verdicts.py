@@ -43,7 +43,7 @@ IMPORTED, NO_SEEDS = "None", "no seeds (imported)"
 _COMPARED = [
     "run", "run_id", "hash", "seed", "train_len", "protocol", "eval_len", "stride", "status", "tokenizer",
     "data_digest", "nll", "ppl", "targets", "block_len", "block_nll", "num_targets", "max_targets", "num_stretches",
-    "num_documents", "num_items", "exact_match", "block_wrong",
+    "num_documents", "num_items", "exact_match", "accuracy", "block_wrong", "block_hidden",
 ]  # fmt: skip
 
 
@@ -53,7 +53,7 @@ class Place(NamedTuple):
     Attributes:
       protocol: its name.
       stride: tokens, None if it follows from the window.
-      eval_len: the window in tokens; k L if k is given.
+      eval_len: the window in tokens; k L of the longer L if k is given.
       k: windows in training lengths if R_k = PPL(kL) / PPL(L) is compared, None for perplexity and answers.
     """
 
@@ -69,7 +69,7 @@ class Place(NamedTuple):
 
     @property
     def measure(self) -> str:
-        return "exact_match" if self.of_answers else "ppl" if self.k is None else "R_k"
+        return "right" if self.of_answers else "ppl" if self.k is None else "R_k"
 
 
 class Comparison(NamedTuple):
@@ -84,6 +84,7 @@ class Comparison(NamedTuple):
       num_targets: scored tokens, or items of a task.
       text: the digest of the scored text.
       effect: the ratio of perplexities or of R_k, or the difference of the shares of right answers; None without one.
+        If tokens are hidden, each is an answer.
       over_seeds: the part of the interval for other seeds on this text, None if a curve has a single run.
       checkpoints: whether these trained weights differ on other text of this kind.
       method: whether new seeds differ on other text of this kind.
@@ -217,10 +218,10 @@ def _places(sides: _Sides) -> list[Place]:
     there = [{place for run in side for place in run.rows} for side in sides.runs]
     rises = [{_factor(run, place) for run in side for place in run.rows} for side in sides.runs]
     places = [Place(*place) for place in there[0] & there[1]]
-    train_len = sides.runs[0][0].train_len
+    longest = max(run.train_len for side in sides.runs for run in side)
     for protocol, stride, k in rises[0] & rises[1]:
         if k > 1 and (protocol, stride, 1) in rises[0] & rises[1] and protocol != Answers.name:
-            places.append(Place(protocol, stride, round(k * train_len), k))
+            places.append(Place(protocol, stride, round(k * longest), k))
     return sorted(places, key=lambda place: (place.protocol, place.stride or 0, place.k or 0, place.eval_len))
 
 

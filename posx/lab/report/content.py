@@ -56,8 +56,6 @@ MOST_COMPARED = 50
 MOST_PICTURES = 12
 #: Sizes from which posx resolves others.
 RESOLVED_FROM = ("model.num_layers", "model.model_dim", "model.num_heads", "model.mlp", "train.length")
-#: Failures of a seed that end a horizon.
-_BROKEN = {"undefined", "nonfinite"}
 #: Columns of a row that the page offers as a table.
 COLUMNS = (
     "run_id", "encoding", "train_len", "seed", "protocol", "stride", "eval_len", "status", "num_targets", "nll", "ppl",
@@ -204,7 +202,7 @@ def _table(panel: Panel, measured: Mapping[str, Sequence[Curve]], places: Mappin
 
 def _mean_of_all(point: Point) -> float:
     """Return the mean of a point, NaN if a seed failed there, as the mean of the other seeds would mislead."""
-    return math.nan if _BROKEN & set(point.failures) else point.mean
+    return math.nan if point.failures else point.mean
 
 
 def _horizon(ratios: Mapping[float, float]) -> dict[str, Any] | None:

@@ -57,7 +57,8 @@ def answer_rows(
                 continue
             meter.update(done, f"{count:,} items of up to {length} tokens")
             status, result = _score(scores, items, max(1, config.batch_tokens // length))
-            row = Answers(count).make_row(length, one["targets"], items, status, result)
+            hidden = run.train.objective == "masked"
+            row = Answers(count).make_row(length, one["targets"], items, status, result, hidden)
             sizes = (np.asarray(items.tokens) != PAD).sum(axis=1) - 1
             row["item_lens"] = [int(sizes.min()), int(sizes.max())]
             if config.attention_items and status == "ok":

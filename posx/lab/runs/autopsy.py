@@ -164,7 +164,9 @@ def loss_lines(rows: Mapping[str, Sequence[Mapping[str, Any]]], train_len: int) 
 
 
 def conclude(lines: Sequence[Mapping[str, Any]], causes: Mapping[str, str], train_len: int) -> str:
-    """Return one sentence on why the run fails at its longest window, by the rules of docs/guides/autopsy.md.
+    """Return why the run fails at its longest window with a loss, by the rules of docs/guides/autopsy.md.
+
+    A second sentence names the longer windows without one.
 
     Args:
       lines: those of `loss_lines`.
@@ -172,14 +174,21 @@ def conclude(lines: Sequence[Mapping[str, Any]], causes: Mapping[str, str], trai
       train_len: L, in tokens.
     """
     trained = {line["eval_len"]: line for line in lines if line["change"] == TRAINED}
-    measured = [n for n, line in trained.items() if n > train_len and line["ratio"] is not None]
-    if not measured:
-        failed = ", ".join(f"{n:,} ({line['status']})" for n, line in trained.items() if line["nll"] is None)
-        return f"Nothing follows: there is no loss as trained at {failed} tokens."
-    longest = max(measured)
-    ratio = trained[longest]["ratio"]
+    longest = max((n for n, line in trained.items() if n > train_len and line["ratio"] is not None), default=0)
+    failed = [f"{n:,} ({line['status']})" for n, line in trained.items() if n > longest and line["nll"] is None]
+    missing = f"there is no loss as trained at {', '.join(failed)} tokens."
+    if not longest:
+        return f"Nothing follows: {missing}"
+    sentence = _conclusion(longest, trained[longest]["ratio"], lines, causes, train_len)
+    return f"{sentence} T{missing[1:]}" if failed else sentence
+
+
+def _conclusion(
+    longest: int, ratio: float, lines: Sequence[Mapping[str, Any]], causes: Mapping[str, str], train_len: int
+) -> str:
+    """Return the conclusion on one window. ratio: of its perplexity to that at L."""
     if ratio < LEAST_RISE:
-        return f"The run does not fail: perplexity at {longest:,} tokens is {ratio:.3f} times that at {train_len:,}."
+        return f"The run does not fail up to {longest:,} tokens: perplexity is {ratio:.3f} times that at {train_len:,}."
     shares = {line["change"]: line["restored"] for line in lines if line["eval_len"] == longest}
     shares = {name: shares[name] for name in causes if shares.get(name) is not None}
     best = max(shares, key=lambda name: shares[name], default="")

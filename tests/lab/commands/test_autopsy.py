@@ -118,7 +118,7 @@ def test_new_planes_follow_from_frequencies_alone():
             3.0,
             "No change restores half of the loss at 64 tokens: the cause is none of these. The most is -100%",
         ),
-        (1.04, 1.0, 1.0, "The run does not fail: perplexity at 64 tokens is 1.041 times that at 16."),
+        (1.04, 1.0, 1.0, "The run does not fail up to 64 tokens: perplexity is 1.041 times that at 16."),
         (None, 1.0, 1.0, "Nothing follows: there is no loss as trained at 64 (oom) tokens."),
     ],
 )
@@ -131,6 +131,22 @@ def test_conclusions_follow_the_rules_of_the_guide(trained, narrow, wide, wanted
         for name, at_64 in ((autopsy.TRAINED, trained), ("narrow", narrow), ("wide", wide))
     }
     assert autopsy.conclude(autopsy.loss_lines(rows, L), CAUSES, L).startswith(wanted)
+
+
+@pytest.mark.parametrize("at_32", [1.0, 2.0])
+def test_a_conclusion_names_longer_windows_without_a_loss(at_32):
+    """The run of this change has a loss at 64 tokens. The trained one has NaN there, so it may fail."""
+    losses = {autopsy.TRAINED: (1.0, at_32, None), "narrow": (1.0, 1.0, 1.0)}
+    rows = {
+        name: [
+            {"eval_len": length, "nll": nll, "ppl": nll and math.exp(nll), "status": "ok" if nll else "nonfinite"}
+            for length, nll in zip((L, 32, 64), own, strict=True)
+        ]
+        for name, own in losses.items()
+    }
+    first, _, second = autopsy.conclude(autopsy.loss_lines(rows, L), CAUSES, L).partition(". ")
+    assert second == "There is no loss as trained at 64 (nonfinite) tokens."
+    assert first.startswith("The run does not fail up to 32 tokens" if at_32 == 1 else "Narrow: restores 100% of the")
 
 
 def test_losses_by_position_are_means_over_targets():

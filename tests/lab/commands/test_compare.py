@@ -317,6 +317,17 @@ def test_compare_judges_rises_beyond_the_training_length(capsys, tmp_path):
     assert len(compared(capsys, str(tmp_path), "--lengths=128", measure="R_k")) == 1
 
 
+def test_a_rise_counts_at_the_longer_of_two_lengths(capsys, tmp_path):
+    """R_2 of L = 32 and L = 64 is measured at 64 and at 128 tokens: it is a verdict at 128, in either order."""
+    for short, long in (NAMES, NAMES[::-1]):
+        edited(put(tmp_path / short, short), lambda row: row | {"train_len": 32, "eval_len": row["eval_len"] // 2})
+        put(tmp_path / short, long)
+        runs = [str(tmp_path / short / f"{name}-L64-s0") for name in (short, long)]
+        (found,) = compared(capsys, *runs, "--lengths=128", measure="R_k")
+        assert (found["k"], found["eval_len"]) == (2, 128)
+        assert not compared(capsys, *runs, "--lengths=64", measure="R_k")
+
+
 def test_words_and_json_give_one_answer(capsys, tmp_path):
     """Holm's correction counts all comparisons that answer a question, so none of R_2, which is equal for all.
 
@@ -423,10 +434,11 @@ def test_compare_needs_two_kinds_of_runs_with_results(capsys, tmp_path):
     refused(capsys, 2, ["compare"], "--workdir is missing")
 
 
-def answer(folder, encoding, seed, right):
+def answer(folder, encoding, seed, right, **changes):
     """Write a run of a task that answers these items right, bool [n]."""
     wrong = np.add.reduceat((~right).astype(int), np.arange(0, len(right), 16)).tolist()
     facts = {"protocol": "answers", "num_items": len(right), "exact_match": right.mean(), "block_wrong": wrong}
+    facts |= changes
     nll = 0.1 + 0.01 * seed + 0.001 * len(encoding)
     path = put(folder, encoding, seed, **facts, nll=nll, ppl=math.exp(nll), block_nll=None, stride=1)
     edited(
@@ -440,7 +452,7 @@ def test_right_answers_to_a_task_are_compared(capsys, tmp_path):
     for seed, own in enumerate(items):
         answer(tmp_path, "alibi", seed, own < 0.60 + 0.01 * seed)
         answer(tmp_path, "rope", seed, own < 0.75 + 0.01 * seed)
-    found = compared(capsys, str(tmp_path), measure="exact_match")
+    found = compared(capsys, str(tmp_path), measure="right")
     assert [one["eval_len"] for one in found] == [64, 128] and not compared(capsys, str(tmp_path), measure="R_k")
     for one in found:
         assert one["effect"] == pytest.approx(-0.15, abs=0.02) and one["num_targets"] == 2000
@@ -452,6 +464,20 @@ def test_right_answers_to_a_task_are_compared(capsys, tmp_path):
         assert text in printed
 
 
+def test_hidden_tokens_are_compared_as_tables_show_them(capsys, tmp_path):
+    """By the share of right tokens: hardly an item is right as a whole."""
+    shares = {"alibi": 0.7, "rope": 0.8}
+    for encoding, share in shares.items():
+        right = np.random.default_rng(0).random((512, 20)) < share
+        wrong = np.add.reduceat((~right).sum(axis=1), np.arange(0, 512, 16)).tolist()
+        tokens = {"num_targets": right.size, "max_targets": 512, "block_wrong": wrong, "block_hidden": [16 * 20] * 32}
+        answer(tmp_path, encoding, 0, right.all(axis=1), accuracy=right.mean(), **tokens)
+        shares[encoding] = float(right.mean())
+    for one in compared(capsys, str(tmp_path), measure="right"):
+        assert one["effect"] == pytest.approx(shares["alibi"] - shares["rope"])
+        assert one["checkpoints"]["word"] == "worse"
+
+
 def test_runs_that_answer_all_right_are_not_separated(capsys, tmp_path):
     """They are no copies of each other, and four wrong items are chance: the exact test has p = 0.125."""
     right = np.ones(2000, bool)
@@ -459,7 +485,7 @@ def test_runs_that_answer_all_right_are_not_separated(capsys, tmp_path):
         answer(tmp_path, "alibi", seed, right)
         answer(tmp_path, "rope", seed, right)
         answer(tmp_path, "t5", seed, np.arange(2000) % 500 != 7)
-    found = {(one["one"], one["other"]): one for one in compared(capsys, str(tmp_path), measure="exact_match")}
+    found = {(one["one"], one["other"]): one for one in compared(capsys, str(tmp_path), measure="right")}
     assert len(found) == 3 and {one["checkpoints"]["word"] for one in found.values()} == {"not separated"}
     assert found["alibi", "rope"]["effect"] == 0 and found["alibi", "rope"]["checkpoints"]["p"] == 1
     assert found["alibi", "t5"]["effect"] == pytest.approx(0.002)
@@ -481,10 +507,10 @@ def test_the_report_has_the_right_answers_and_verdicts_of_a_task(capsys, tmp_pat
         [shares[n] for n in names]
     )
     assert all(near["text"].startswith(f"{near['value']:.3f} (") for near, _ in right)
-    known = {one["eval_len"]: one["effect"] for one in compared(capsys, str(tmp_path), measure="exact_match")}
+    known = {one["eval_len"]: one["effect"] for one in compared(capsys, str(tmp_path), measure="right")}
     for verdict in made["verdicts"]:
         _, _, length, _, measure = made["places"][verdict[2]]
-        assert measure == "exact_match" and verdict[3] == pytest.approx(known[length])
+        assert measure == "right" and verdict[3] == pytest.approx(known[length])
         assert known[length] == pytest.approx(shares["alibi"] - shares["rope"])
 
 
