@@ -135,6 +135,14 @@ def draw(target: Path) -> None:
             for (_, k, text, color), height in zip(near, look.spread([end[0] for end in near], 0.028), strict=True):
                 place = {"xycoords": ax.get_xaxis_transform(), "textcoords": "offset points", "bbox": BOX}
                 ax.annotate(text, (k, height), (5, 0), size=6.5, color=color, va="center", zorder=4, **place)
+        ax.annotate(
+            "grey: published, on other texts and targets, most at other L",
+            (0.02, 0.97),
+            xycoords="axes fraction",
+            size=8,
+            color="0.4",
+            va="top",
+        )
         left, right = ax.get_xlim()
         ax.set_xlim(left, right * (right / left) ** 0.14)  # room for the names at the last k
         figure.savefig(target, dpi=120, bbox_inches="tight", pad_inches=0.15)
