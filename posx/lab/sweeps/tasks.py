@@ -16,6 +16,7 @@ from posx.lab.config import RunConfig
 from posx.lab.files import lines
 from posx.lab.files.atomic import write_json
 from posx.lab.files.checksums import with_checksum
+from posx.lab.files.locks import holder
 from posx.lab.files.rows import result_text
 from posx.lab.runs.cost import EVALUATION_MEMORY, STARTING, pass_cost
 from posx.lab.runs.damage import Damage, damages
@@ -113,9 +114,18 @@ class Job(_Task):
         """Return the damage in the run's folder."""
         return [] if self.is_new else damages(self.folder)
 
+    @functools.cached_property
+    def _uncertain_count(self) -> int:
+        """The number of logged rows at the first look, 0 if a process holds the folder. Their work may be lost."""
+        return 0 if holder(self.folder.path / ".lock") else len(self.folder.logged_rows())
+
     def progress(self) -> float:
-        """Return the finished part of the expected work after the start."""
-        steps = max((row["step"] for row in self.folder.logged_rows()), default=0)
+        """Return the finished part of the expected work after the start.
+
+        A process resumes at the newest checkpoint, so steps that a killed one logged after it do not count.
+        """
+        logged = self.folder.logged_rows()[self._uncertain_count :]
+        steps = logged[-1]["step"] if logged else self.folder.newest_step or 0
         training = self.expected_cost.slower * self.expected_cost.flops / CORE_SPEED / (self.cost.seconds(1) - START)
         trained = 1.0 if steps and self.folder.solved_step == steps else min(steps / self.run.train.steps, 1)
         return 0.99 * (training * trained + (1 - training) * self.part_of_rows())

@@ -1,6 +1,9 @@
-"""What a sweep would take."""
+"""What a sweep would take, and how much of it is done."""
 
+import dataclasses
 from types import SimpleNamespace
+
+import pytest
 
 from posx.lab.config import base_config, read_sections
 from posx.lab.sweeps import plan as planning
@@ -20,3 +23,31 @@ def test_preview_measures_once_and_counts_each_start(tmp_path, monkeypatch):
     assert measured == ["float32"]
     assert "about 1 min 15 s left, 2 runs at a time, one core each\n" in text
     assert "a start of 10 s, then 50%" in text and "No run here has measured them" in text
+
+
+def test_work_lost_at_a_kill_is_not_done(tmp_path):
+    config = base_config("rope")
+    config.train.update(steps=320, checkpoint_steps=200)
+    config.sweep.encodings = ("rope",)
+    (job,) = plan(read_sections(config), tmp_path)
+    job.folder.path.mkdir()
+    job.folder.write_config(job.run)
+
+    def log(step: int) -> None:
+        job.folder.append(job.folder.metrics_file, {"step": step, "attempt": 1, "hash": job.run.hash})
+
+    def trained() -> float:
+        """The steps that the progress means, as a process sees it that has not looked before."""
+        return dataclasses.replace(job).progress() / whole * 320
+
+    log(320)
+    with job.folder.hold():
+        whole = dataclasses.replace(job).progress()
+        log(180)  # a process that was resumed
+        assert trained() == pytest.approx(180)
+    assert job.progress() == trained() == 0
+    log(40)  # by a worker of the sweep that has looked before
+    assert job.progress() / whole * 320 == pytest.approx(40)
+    job.folder.checkpoints.mkdir()
+    (job.folder.checkpoints / "200.json").touch()
+    assert trained() == pytest.approx(200)
