@@ -47,13 +47,13 @@ def answer_rows(
     scores = _item_scores(run, config, model, params, dataset, layout)
     how = {"executor": config.executor, "precision": config.precision}
     rows, done = list[dict[str, Any]](), 0
-    total = sum(sum(lengths) for _, lengths in run_protocols(config, run.train.length))
+    asked = list(asked_answers(run, config, dataset, folder, facts))
+    total = sum(one["eval_len"] for _, one, known in asked if not known)
     with Meter(f"{facts['run_id']} evaluating", total) as meter:
-        for items, one, known in asked_answers(run, config, dataset, folder, facts):
+        for items, one, known in asked:
             length, count = one["eval_len"], one["num_items"]
             if known:
                 rows.append(with_checksum(known | facts))
-                done += length
                 continue
             meter.update(done, f"{count:,} items of up to {length} tokens")
             status, result = _score(scores, items, max(1, config.batch_tokens // length))
@@ -68,6 +68,7 @@ def answer_rows(
             rows.append(with_checksum(facts | row | how | {"env": measuring_facts()}))
             folder.append(folder.eval_file, rows[-1])
             done += length
+            meter.update(done, meter.facts)
             say(f"{facts['run_id']}  answers at {length}: {result_text(rows[-1])}  ({count:,} items)")
     return rows
 

@@ -14,11 +14,12 @@ from posx.lab import plots
 from posx.lab.data import DataConfig, prepare
 from posx.lab.files.rows import result_text, row_problem
 from posx.lab.plots.captions import unfinished_lines
+from posx.lab.runs import answers
 from posx.lab.runs.describe import describe
 from posx.lab.runs.folder import RunFolder
 from posx.lab.sweeps.tasks import Job
 from tests import tiny
-from tests.lab.commands import refused
+from tests.lab.commands import refused, watched
 
 
 @pytest.fixture(scope="module")
@@ -133,12 +134,14 @@ def test_rows_have_the_attention_weights_of_some_items(majority, capsys):
     assert tiny.call(capsys, *words)[1].count(" new") == 2
 
 
-def test_a_length_more_measures_that_length_alone(majority, capsys):
-    before = (majority / "eval.jsonl").read_text()
+def test_a_length_more_measures_that_length_alone(majority, capsys, monkeypatch):
+    before, seen = (majority / "eval.jsonl").read_text(), watched(monkeypatch, answers)
     code, _, err = tiny.call(capsys, "evaluate", f"--workdir={majority}", "--lengths=13,23,33")
     assert code == 0, err
     after = (majority / "eval.jsonl").read_text()
     assert after.startswith(before) and len(after.splitlines()) == 3
+    facts = "300 items of up to 33 tokens"
+    assert seen == [(facts, 0), (facts, seen.total)], "stored lengths are no progress"
 
 
 def test_items_of_a_length_are_longer_than_those_before():
