@@ -64,6 +64,7 @@ def _train_and_evaluate(run: RunConfig, folder: RunFolder, mesh: str, parent: Ru
 
     def begin() -> None:
         folder.check_resumes(run)  # another process may have started one here meanwhile
+        folder.status_file.unlink(missing_ok=True)
         damage.mend_settings(folder)
         environment.record(folder, run, dataset, how)
         executors = [layer_executor(run, *layer) for layer in zip(model.encodings, run.model.masks, strict=True)]

@@ -193,7 +193,8 @@ def status(jobs: Sequence[Job], workdir: Path) -> str:
     table, ended = [["run", "is", "at work", "job"]], 0
     for job in jobs:
         part = job.part()
-        state = f"failed: {why}" if (why := job.failure()) else _state(job, part)
+        why = job.failure() if part < 1 else ""  # a finished run may have that of a later evaluation
+        state = f"failed: {why}" if why else _state(job, part)
         at_work = "" if job.is_new else holder(job.folder.path / ".lock")
         table.append([job.name, state, at_work, " ".join(queued.get(job.name, ()))])
         ended += part == 1

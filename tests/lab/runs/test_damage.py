@@ -11,6 +11,7 @@ import pytest
 from posx.lab import plots
 from posx.lab.config.run import SCHEMA_VERSION
 from posx.lab.files import manifests
+from posx.lab.files.checksums import with_checksum
 from posx.lab.plots import points
 from posx.lab.results.table import read_results
 from posx.lab.runs import damage
@@ -242,8 +243,10 @@ def test_damaged_settings_beside_another_run_are_refused(capsys, site, workdir):
 
 def test_status_of_a_sweep_names_damage(capsys, site, workdir):
     words = ["sweep", f"--config={site / 'tiny.py'}", f"--workdir={workdir.parent}", "--config.sweep.encodings=t5"]
+    (workdir / "status.json").write_text(json.dumps(with_checksum({"code": 7, "reason": "of a later evaluation"})))
     code, out, err = tiny.call(capsys, *words, "--status")
-    assert code == 0 and "1 of 1 runs are finished" in out, err
+    assert code == 0 and "1 of 1 runs are finished" in out and "failed" not in out, err
+    (workdir / "status.json").unlink()
     for kind, text in {
         "row removed": "the row per_position at 32 is gone",
         "a bit of an array": "does not match",

@@ -8,6 +8,8 @@ import sys
 import jax
 import pytest
 
+from posx.lab.files.checksums import with_checksum
+from posx.lab.runs import runner
 from posx.lab.runs.folder import RunFolder
 from posx.lab.runs.requests import Request
 from posx.lab.sweeps import worker
@@ -43,15 +45,18 @@ def test_a_worker_ends_when_its_sweep_does(whole):
     assert process.returncode == 143 and not out, err
 
 
-def test_a_worker_resumes_the_run_of_its_folder(capsys, here, whole, tmp_path):
+def test_a_worker_resumes_the_run_of_its_folder(capsys, here, whole, tmp_path, monkeypatch):
     """A finished run keeps every row; no setting is resolved, and no check of settings is made again."""
     folder = RunFolder(shutil.copytree(whole, tmp_path / "run"))
     Job(folder.read_config(), folder).prepare_worker()
+    folder.status_file.write_text(json.dumps(with_checksum({"code": 5, "reason": "of an earlier process"})))
+    seen, train = [folder.failure()], runner.train
+    monkeypatch.setattr(runner, "train", lambda *given: seen.append(folder.failure()) or train(*given))
     (folder.path / "DONE").unlink()
     rows = folder.eval_file.read_bytes()
     code, out, err = here(capsys, folder.path)
     assert code == 0 and not out and folder.is_finished(folder.read_config()), err
-    assert folder.eval_file.read_bytes() == rows
+    assert folder.eval_file.read_bytes() == rows and seen == ["of an earlier process", ""]
 
 
 def test_a_worker_refuses_edited_or_missing_settings(capsys, here, whole, tmp_path):
