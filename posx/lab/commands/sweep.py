@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,7 +41,8 @@ def run_sweep(values: dict[str, Any], config: Sections | RunConfig) -> None:
         )
     if not only_told:
         check_writable(workdir)
-    jobs = plan(config, workdir, read=not only_told)
+    planned = plan(config, workdir, read=not only_told)
+    jobs = [dataclasses.replace(job, debug=values["debug"]) for job in planned]
     names = {word: name.removeprefix("sweep.axes.") for word, name in values["overrides"].items()}
     say_unused((job.run for job in jobs), names)
     for word, axis in _unused_words(values, config, jobs).items():

@@ -39,6 +39,7 @@ class _Task:
     run: RunConfig
     folder: RunFolder
     output: Path | None = None
+    debug: bool = dataclasses.field(default=False, kw_only=True)  # its worker shows tracebacks
 
     @property
     def name(self) -> str:
@@ -95,7 +96,7 @@ class Job(_Task):
         """Write the settings of the run into its folder; return the arguments of its worker. Raises WorkdirError."""
         write_json(self.folder.asked_file, with_checksum(self.run.to_json()))
         self.folder.status_file.unlink(missing_ok=True)
-        return [str(self.folder.path)]
+        return [str(self.folder.path), *["--debug"] * self.debug]
 
     @property
     def is_new(self) -> bool:
@@ -163,12 +164,10 @@ class Evaluation(_Task):
       run: its settings, with those that the command sets.
       request: what its worker does; None for a task that is only scheduled.
       speed: of one core, in FLOP/s.
-      debug: show tracebacks.
     """
 
     request: Request | None = None
     speed: float = CORE_SPEED
-    debug: bool = False
 
     @functools.cached_property
     def cost(self) -> Cost:

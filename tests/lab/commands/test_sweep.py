@@ -4,6 +4,7 @@ import importlib.machinery
 import sys
 import types
 
+from posx.lab.commands import sweep
 from tests import tiny
 from tests.lab.commands import refused
 
@@ -31,3 +32,19 @@ def test_a_setting_of_an_axis_is_named_with_its_axis(capsys, site):
     for (setting, name), word in zip(words.items(), given, strict=True):
         told = f"{word} is not used: an axis of the sweep sets {setting}. Use --config.{name}=VALUES"
         assert told in err
+
+
+def test_debug_reaches_the_runs_of_a_sweep(capsys, site, tmp_path, monkeypatch):
+    started = []
+
+    def run(jobs, *_, **__):
+        for job in jobs:
+            job.folder.path.mkdir(exist_ok=True)
+            started.append(job.prepare_worker())
+        return {}
+
+    monkeypatch.setattr(sweep.engines, "make_engine", lambda values, jobs: types.SimpleNamespace(run=run))
+    words = ["sweep", f"--config={site / 'tiny.py'}", f"--workdir={tmp_path}", "--config.sweep.encodings=t5"]
+    for more in ([], ["--debug"]):
+        assert tiny.call(capsys, *words, *more)[0] == 0
+        assert started.pop() == [str(tmp_path / "t5-L16-s0"), *more]
