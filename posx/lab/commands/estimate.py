@@ -154,7 +154,7 @@ def _seconds(passes: list[Pass], relative: float, speed: float, schedule: Schedu
 def _sum(rows: list[_Row], seconds: list[float], schedule: Schedule) -> str:
     """Return one line on all rows together."""
     costs = [row.cost for row in rows if row.cost]
-    stored = sum(row.state.startswith("stored") for row in rows)
+    stored = sum(row.state == "stored" for row in rows)
     if not costs:
         return f"{quantity(len(rows), 'row')}, nothing to compute"
     wall = schedule.wall_seconds(sorted(seconds, reverse=True))

@@ -51,6 +51,7 @@ def test_dry_run_of_evaluate_says_what_is_stored_and_shared(capsys, workdir):
     out = tiny.call(capsys, *longer)[1]  # one stretch instead of two
     states = {length: cells[-1] for (name, length), cells in table(out).items() if name == "nonoverlapping"}
     assert states == {300: "new", **dict.fromkeys((16, 32), "stored on other targets, measured again")}
+    assert "rows, 0 of them stored" in out
 
 
 def test_dry_run_of_evaluate_fails_as_the_evaluation_would(capsys, workdir):
