@@ -22,6 +22,7 @@ from posx.lab.sweeps.engines.local import LocalEngine
 from posx.lab.sweeps.plan import align_columns
 from posx.lab.sweeps.schedule import Cost, Schedule
 from posx.lab.sweeps.tasks import Evaluation
+from posx.machine.cores import usable_cores
 from posx.machine.guard import start_devices
 from posx.notices import say
 
@@ -60,9 +61,15 @@ def estimate(requests: Mapping[str, Request], jobs: int) -> tuple[str, dict[str,
     machine are measured, unless they were within the hour. Raises PosxError if the only run has no rows.
     """
     start_devices()
-    schedule = LocalEngine([Evaluation(one.asked, one.folder) for one in requests.values()], jobs).schedule
     # Not stored, as the machine may be busy now.
     ceiling = functools.cache(lambda folder, dtype: machine_ceiling(folder, dtype, max_age=3600, keep=False))
+    speeds = {
+        name: EVALUATION_SHARE * ceiling(cache_folder(one.run.data) / "machine", one.run.model.dtype)
+        for name, one in requests.items()
+    }
+    cores = len(usable_cores())
+    tasks = [Evaluation(one.asked, one.folder, speed=speeds[name] / cores) for name, one in requests.items()]
+    schedule = LocalEngine(tasks, jobs).schedule
     texts, rows, failed = dict[str, Dataset](), list[_Row](), dict[str, str]()
     table, seconds = [[*_HEAD]], list[float]()
     for name, request in requests.items():
@@ -73,9 +80,8 @@ def estimate(requests: Mapping[str, Request], jobs: int) -> tuple[str, dict[str,
                 raise
             failed[name] = str(error)
             continue
-        speed = EVALUATION_SHARE * ceiling(cache_folder(request.run.data) / "machine", request.run.model.dtype)
-        table += [[name, *row.cells(relative / speed)] for row in run_rows]
-        seconds.append(_seconds([row.cost for row in run_rows if row.cost], relative, speed, schedule))
+        table += [[name, *row.cells(relative / speeds[name])] for row in run_rows]
+        seconds.append(_seconds([row.cost for row in run_rows if row.cost], relative, speeds[name], schedule))
         rows += run_rows
     if not rows:
         return "", failed

@@ -7,6 +7,7 @@ import jax
 import pytest
 
 from posx.lab import config
+from posx.lab.commands import estimate, evaluate
 from posx.lab.config import EvalConfig
 from posx.lab.data import ByteTokenizer
 from posx.lab.model import make_model
@@ -52,6 +53,13 @@ def test_dry_run_of_evaluate_says_what_is_stored_and_shared(capsys, workdir):
     states = {length: cells[-1] for (name, length), cells in table(out).items() if name == "nonoverlapping"}
     assert states == {300: "new", **dict.fromkeys((16, 32), "stored on other targets, measured again")}
     assert "rows, 0 of them stored" in out
+
+
+def test_dry_run_of_evaluate_schedules_as_the_evaluation_would(capsys, workdir, monkeypatch):
+    tasks, engine = [], estimate.LocalEngine
+    monkeypatch.setattr(estimate, "LocalEngine", lambda given, jobs: tasks.extend(given) or engine(given, jobs))
+    assert tiny.call(capsys, "evaluate", f"--workdir={workdir}", "--dry_run")[0] == 0
+    assert [task.speed for task in tasks] == [evaluate._core_speed(tasks[0].run)]
 
 
 def test_dry_run_of_evaluate_fails_as_the_evaluation_would(capsys, workdir):
