@@ -151,6 +151,8 @@ def preview(jobs: Sequence[Job], values: Mapping[str, Any]) -> str:
     varying = varying_settings([job.point for job in jobs])
     rows = [row for job in jobs for row in job.folder.logged_rows()]
     share = _median([row.get("mfu") for row in rows])
+    # MFU is against wall time, in which other runs were at work on the same cores or accelerator.
+    others = 1.0 if on or not share else schedule.turns(schedule.at_once) if schedule.width else schedule.at_once
     start = _median([row["start"].get("seconds") for row in rows if isinstance(row.get("start"), dict)]) or START
     # One measurement for all runs. It is not stored, as the machine may be busy now.
     ceiling = functools.cache(lambda folder, dtype: machine_ceiling(folder, dtype, max_age=3600, keep=False))
@@ -158,7 +160,7 @@ def preview(jobs: Sequence[Job], values: Mapping[str, Any]) -> str:
     table = [["run", *varying, "resolved", "parameters", "memory", "time", "is"]]
     for job in jobs:
         flops = ceiling(cache_folder(job.run.data) / "machine", job.run.model.dtype)
-        cost = job.cost._replace(speed=(share or USUAL_SHARE) * flops / schedule.cores, start=start)
+        cost = job.cost._replace(speed=others * (share or USUAL_SHARE) * flops / schedule.cores, start=start)
         part = job.part()
         left[job.name] = cost.seconds(width, 1 - part) if part < 1 else 0.0
         time = "at most " * bool(job.run.train.stop_check_steps) + duration(cost.seconds(width))

@@ -90,14 +90,18 @@ class Schedule:
     width: int
     why: str = ""
 
+    def turns(self, running: int) -> float:
+        """Return how many times longer each run takes if so many take turns on the cores."""
+        return running / (TURNS * self.cores) if running > self.cores else 1.0
+
     def wall_seconds(self, seconds: Iterable[float]) -> float:
         """Return the expected wall time of runs that take these seconds each on their cores, in order of start."""
         waiting, running, now = [time for time in seconds if time > 0], list[float](), 0.0
         while waiting or running:
             places = self.at_once - len(running)
             running, waiting = running + waiting[:places], waiting[places:]
-            step, turns = min(running), len(running) / (TURNS * self.cores)
-            now += step * turns if len(running) > self.cores else step
+            step = min(running)
+            now += step * self.turns(len(running))
             running = [time - step for time in running if time > step]
         return now
 

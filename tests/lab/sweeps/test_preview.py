@@ -8,7 +8,7 @@ import pytest
 from posx.lab.config import base_config, read_sections
 from posx.lab.sweeps import plan as planning
 from posx.lab.sweeps.plan import plan, preview
-from posx.lab.sweeps.schedule import choose
+from posx.lab.sweeps.schedule import TURNS, Schedule, choose
 
 
 def test_preview_measures_once_and_counts_each_start(tmp_path, monkeypatch):
@@ -23,6 +23,27 @@ def test_preview_measures_once_and_counts_each_start(tmp_path, monkeypatch):
     assert measured == ["float32"]
     assert "about 1 min 15 s left, 2 runs at a time, one core each\n" in text
     assert "a start of 10 s, then 50%" in text and "No run here has measured them" in text
+
+
+@pytest.mark.parametrize(("schedule", "turns"), [(Schedule(2, 3, 1), 3 / (TURNS * 2)), (Schedule(2, 2, 0), 2)])
+def test_preview_counts_the_time_of_runs_side_by_side_once(tmp_path, monkeypatch, schedule, turns):
+    """The speed that runs log is against wall time, in which others were at work on the same device."""
+    monkeypatch.setattr(planning, "machine_ceiling", lambda folder, dtype, **how: 1e11)
+    monkeypatch.setattr(planning, "LocalEngine", lambda jobs, at_once: SimpleNamespace(schedule=schedule))
+    config = base_config("rope")
+    config.sweep.update(encodings=("rope", "alibi", "nope"), seeds=(0,))
+    jobs = plan(read_sections(config), tmp_path)
+
+    def left() -> str:
+        return preview(jobs, {"jobs": 0, "on": "", "cpus": 1}).partition("; about ")[2].partition(" left")[0]
+
+    first = left()
+    for job in jobs:
+        job.folder.path.mkdir()
+        job.folder.write_config(job.run)
+        row = {"step": 1, "attempt": 1, "hash": job.run.hash, "mfu": planning.USUAL_SHARE / turns}
+        job.folder.append(job.folder.metrics_file, row)
+    assert left() == first and "min" in first
 
 
 def test_work_lost_at_a_kill_is_not_done(tmp_path):
