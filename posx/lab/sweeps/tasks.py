@@ -18,6 +18,7 @@ from posx.lab.files.atomic import write_json
 from posx.lab.files.checksums import with_checksum
 from posx.lab.files.locks import holder
 from posx.lab.files.rows import result_text
+from posx.lab.progress import quantity
 from posx.lab.runs.cost import EVALUATION_MEMORY, STARTING, pass_cost
 from posx.lab.runs.damage import Damage, damages
 from posx.lab.runs.describe import Expected, expected_cost, expected_model, row_flops
@@ -138,9 +139,8 @@ class Job(_Task):
         return 1.0 if self.is_finished() else self.progress()
 
     def state(self) -> str:
-        rows = self.folder.measured_rows()
-        if rows:
-            return f"{self.name} evaluating {rows[-1]['protocol']} at {rows[-1]['eval_len']}"
+        if measured := self._answered_rows(self.folder.measured_rows()):
+            return f"{self.name} evaluating, {quantity(len(measured), 'row')} measured"
         last = self.folder.logged_rows()[-1:]
         if not last:
             return self.name
@@ -210,7 +210,7 @@ class Evaluation(_Task):
         return self.name
 
     def outcome(self) -> str:
-        return f"{len(self.rows())} rows"
+        return quantity(len(self.rows()), "row")
 
 
 Task: TypeAlias = Job | Evaluation

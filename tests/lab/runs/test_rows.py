@@ -225,7 +225,9 @@ def test_junk_among_the_rows_of_a_run_changes_nothing(capsys, workdir):
     evaluated(capsys, workdir)
     assert run.measured_rows() == measured and run.eval_file.read_text() == before
     job = Job(run.read_config(), run)
-    assert job.outcome().startswith("ppl ") and "evaluating" in job.state() and 0 < job.progress() < 1
+    assert (
+        job.outcome().startswith("ppl ") and job.state() == "run evaluating, 3 rows measured" and 0 < job.progress() < 1
+    )
 
 
 @pytest.mark.slow
