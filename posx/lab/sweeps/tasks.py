@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,6 +24,7 @@ from posx.lab.runs.damage import Damage, damages
 from posx.lab.runs.describe import Expected, expected_cost, expected_model, row_flops
 from posx.lab.runs.folder import RunFolder
 from posx.lab.runs.requests import Request
+from posx.lab.runs.targets import is_answer
 from posx.lab.runs.text import with_saved_tokenizer
 from posx.lab.sweeps.axes import Point
 from posx.lab.sweeps.schedule import CORE_SPEED, START, Cost
@@ -73,11 +74,11 @@ class _Task:
         left = sum(flops for row, flops in weights.items() if row not in self._answered_rows(rows))
         return done / (done + left) if done else 0.0
 
-    def _answered_rows(self, rows: Sequence[Mapping[str, Any]]) -> set[tuple[str, int]]:
-        """Return the required rows, by protocol and length, that are among `rows` with as many targets."""
+    def _answered_rows(self, rows: Sequence[dict[str, Any]]) -> set[tuple[str, int]]:
+        """Return the required rows, by protocol and length, that `rows` answer, on as many targets."""
         wanted = {one.name: one.num_targets for one, _ in run_protocols(self.run.eval, self.run.train.length)}
         same = (row for row in rows if row.get("max_targets") == wanted.get(row["protocol"], -1))
-        return {(row["protocol"], row["eval_len"]) for row in same}
+        return {(row["protocol"], row["eval_len"]) for row in same if is_answer(row, self.run.eval)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """`posx evaluate --dry_run`: the rows that a command measures, and their cost."""
 
+import json
 import re
 import shutil
 
@@ -10,6 +11,7 @@ from posx.lab import config
 from posx.lab.commands import estimate, evaluate
 from posx.lab.config import EvalConfig
 from posx.lab.data import ByteTokenizer
+from posx.lab.files.rows import SCORES
 from posx.lab.model import make_model
 from posx.lab.runs.cost import COMPILING, EVALUATION_MEMORY, pass_cost
 from posx.lab.runs.describe import count, row_flops
@@ -112,3 +114,8 @@ def test_progress_of_an_evaluation_weighs_rows_by_operations(workdir):
     assert [cost.flops for cost in left] == [long, long] and left[0].lengths == 1
     work = [cost.seconds(1) - cost.start - COMPILING for cost in left]
     assert work == pytest.approx([long / 1e9, long / 2e9])
+    bad = json.loads(rows[0]) | dict.fromkeys(SCORES) | {"status": "oom"}
+    tiny.write_rows(workdir / "eval.jsonl", [bad])
+    assert folder.measured_rows() and task.progress() == 0, "it is computed again"
+    last = Evaluation(run, folder, workdir / "eval.jsonl")
+    assert last.cost.flops == short + long and last.outcome() == "1 row"
