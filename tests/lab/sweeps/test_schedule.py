@@ -219,6 +219,13 @@ def test_a_task_whose_end_fails_has_failed(made_up):
     assert failed == {made[0].folder: "no room"}
 
 
+def test_ctrl_c_says_that_runs_save(made_up, monkeypatch, capfd):
+    monkeypatch.setattr(machine.interrupts, "_received", {KeyboardInterrupt})
+    with pytest.raises(KeyboardInterrupt):
+        made_up([[0], [0]])
+    assert "waiting up to 25 s for 2 runs to save. Ctrl-C again ends at once" in capfd.readouterr().err
+
+
 def test_time_left_knows_that_runs_go_side_by_side(monkeypatch):
     long = HOUR._replace(flops=2 * HOUR.flops)
     schedule, now = chosen(long, HOUR, HOUR, cores=2, jobs=2), [0.0]

@@ -21,7 +21,7 @@ from posx.lab import interrupts
 from posx.lab.data.store import cache_folder
 from posx.lab.files.atomic import disk_errors
 from posx.lab.files.locks import holder
-from posx.lab.progress import Meter
+from posx.lab.progress import Meter, quantity
 from posx.lab.runs.folder import RunFolder
 from posx.lab.sweeps.schedule import Cost, Schedule, choose
 from posx.lab.sweeps.tasks import Evaluation, Job, Task
@@ -152,6 +152,10 @@ class Engine:
             with interrupts.save_first():  # a second SIGTERM must not cost them their save
                 for worker in self.running:
                     worker.terminate()
+                saving = [worker for worker in self.running if worker.begun]
+                if saving and interrupts.was_interrupted():
+                    runs = quantity(len(saving), "run")
+                    say(f"notice: waiting up to {STOP_SECONDS:.0f} s for {runs} to save. Ctrl-C again ends at once")
                 end = time.monotonic() + STOP_SECONDS
                 for worker in self.running:
                     worker.kill_later(max(end - time.monotonic(), 0))
