@@ -15,7 +15,7 @@ from posx.lab.commands import work_folder
 from posx.lab.config import RunConfig, Sections
 from posx.lab.config.sections import LISTS
 from posx.lab.files.copies import CopyTarget
-from posx.lab.progress import group_by_reason
+from posx.lab.progress import group_by_reason, quantity
 from posx.lab.runs.checks import check_work_folder, check_writable, say_unused
 from posx.lab.runs.folder import RunFolder
 from posx.lab.sweeps import engines
@@ -57,7 +57,8 @@ def run_sweep(values: dict[str, Any], config: Sections | RunConfig) -> None:
     with RunFolder(workdir).hold():
         failed = _copy_ended(keep, [job for job in jobs if job not in todo])
         if len(todo) < len(jobs):
-            say(f"{len(jobs) - len(todo)} of {len(jobs)} runs are finished already")
+            rest = f"; {quantity(len(todo), 'run')} left" if todo else ""
+            say(f"{len(jobs) - len(todo)} of {len(jobs)} runs are finished already{rest}")
         if todo:
             reasons = engine.run(todo, "sweep", ended=lambda job: keep(job.folder.path))
             failed |= {folder.path.name: why for folder, why in reasons.items()}

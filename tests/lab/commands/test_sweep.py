@@ -1,8 +1,11 @@
 """`posx sweep`: its engines, and settings that its axes set."""
 
 import importlib.machinery
+import shutil
 import sys
 import types
+
+import pytest
 
 from posx.lab.commands import sweep
 from tests import tiny
@@ -34,17 +37,31 @@ def test_a_setting_of_an_axis_is_named_with_its_axis(capsys, site):
         assert told in err
 
 
-def test_debug_reaches_the_runs_of_a_sweep(capsys, site, tmp_path, monkeypatch):
-    started = []
+@pytest.fixture
+def started(monkeypatch):
+    """Return the list of the words of each run that a sweep would start. Nothing is started or drawn."""
+    words = []
 
     def run(jobs, *_, **__):
         for job in jobs:
             job.folder.path.mkdir(exist_ok=True)
-            started.append(job.prepare_worker())
+            words.append(job.prepare_worker())
         return {}
 
     monkeypatch.setattr(sweep.engines, "make_engine", lambda values, jobs: types.SimpleNamespace(run=run))
+    monkeypatch.setattr(sweep, "_draw", lambda workdir, failed: None)
+    return words
+
+
+def test_debug_reaches_the_runs_of_a_sweep(capsys, site, tmp_path, started):
     words = ["sweep", f"--config={site / 'tiny.py'}", f"--workdir={tmp_path}", "--config.sweep.encodings=t5"]
     for more in ([], ["--debug"]):
         assert tiny.call(capsys, *words, *more)[0] == 0
         assert started.pop() == [str(tmp_path / "t5-L16-s0"), *more]
+
+
+def test_a_sweep_says_how_many_runs_are_left(capsys, site, whole, tmp_path, started):
+    shutil.copytree(whole, tmp_path / "t5-L16-s0")
+    words = ["sweep", f"--config={site / 'tiny.py'}", f"--workdir={tmp_path}", "--config.sweep.encodings=t5,rope"]
+    code, _, err = tiny.call(capsys, *words)
+    assert code == 0 and "1 of 2 runs are finished already; 1 run left\n" in err and len(started) == 1, err

@@ -267,7 +267,7 @@ def test_time_left_knows_that_runs_go_side_by_side(monkeypatch):
     assert left(sweep, spent).startswith(f"{duration(1.5 * (whole - START - 1800))} left  0 of 3 runs")
     del sweep.running[1]
     sweep.end(made[1], "it failed")  # what it left undone was no work
-    assert left(sweep, spent).startswith(f"{duration(1.5 * 5400)} left  1 of 3 runs")
+    assert left(sweep, spent).startswith(f"{duration(1.5 * 5400)} left  1 of 3 runs ended")
     now[0] = 0.0
     resumed, made = work(0.5, 1.0, 1.0)
     made[0].part = 0.625

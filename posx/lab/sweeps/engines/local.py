@@ -221,7 +221,7 @@ class Engine:
             except PosxError as error:
                 why = str(error)
             self.end(worker.task, why)
-        told = f"{self.count - len(self.waiting) - len(self.running)} of {self.count} runs  "
+        told = f"{self.count - len(self.waiting) - len(self.running)} of {self.count} runs ended  "
         told += ", ".join(worker.task.state() for worker in self.running if worker.begun)
         self.meter.update(self.meter.total - self.wall_seconds(), told)
 
