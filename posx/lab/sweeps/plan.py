@@ -24,7 +24,7 @@ from posx.lab.runs.checks import check_run, unused_settings, with_text
 from posx.lab.runs.folder import RunFolder
 from posx.lab.sweeps.axes import folder_names, point_run, setting_text, sweep_points, varying_settings
 from posx.lab.sweeps.engines.local import LocalEngine
-from posx.lab.sweeps.schedule import START, one_or_more
+from posx.lab.sweeps.schedule import START
 from posx.lab.sweeps.tasks import Job
 from posx.notices import say
 
@@ -174,7 +174,7 @@ def preview(jobs: Sequence[Job], values: Mapping[str, Any]) -> str:
     in_order = sorted(jobs, key=lambda job: job.cost.order)
     told = f"{duration(schedule.wall_seconds(left[job.name] for job in in_order))} left, {schedule}"
     if on:
-        each = one_or_more(cpus, "CPU")
+        each = quantity(cpus, "CPU")
         told = f"{duration(sum(left.values()))} of work left on {each} a run; {on} decides how many train at once"
     return "\n".join([
         *align_columns(table), "",

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from posx.lab.progress import quantity
 from posx.lab.runs.cost import COMPILING
 from posx.machine.cores import equal_parts
 
@@ -106,17 +107,12 @@ class Schedule:
         return now
 
     def __str__(self) -> str:
-        said = f"{one_or_more(self.at_once, 'run')} at a time"
+        said = f"{quantity(self.at_once, 'run')} at a time"
         if self.width and self.at_once > self.cores:
-            said += f", taking turns on {one_or_more(self.cores, 'core')}"
+            said += f", taking turns on {quantity(self.cores, 'core')}"
         elif self.width:
-            said += f", {one_or_more(self.width, 'core')}" + " each" * (self.at_once > 1)
+            said += f", {quantity(self.width, 'core')}" + " each" * (self.at_once > 1)
         return said + (f", {self.why}" if self.why else "")
-
-
-def one_or_more(number: int, noun: str) -> str:
-    """Return "one core" or "4 cores"."""
-    return f"one {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def choose(costs: Sequence[Cost], cores: int, memory: float, jobs: int = 0) -> Schedule:
@@ -127,7 +123,7 @@ def choose(costs: Sequence[Cost], cores: int, memory: float, jobs: int = 0) -> S
     """
     sizes = itertools.accumulate(sorted((cost.memory for cost in costs), reverse=True))
     most = max(1, sum(size <= MEMORY_SHARE * memory for size in sizes))
-    short = f"as {one_or_more(most, 'run')} fit into {memory / 1e9:.1f} GB" if most < min(cores, len(costs)) else ""
+    short = f"as {quantity(most, 'run')} fit into {memory / 1e9:.1f} GB" if most < min(cores, len(costs)) else ""
     ordered = sorted(costs, key=lambda cost: cost.order)
 
     def equal_schedule(at_once: int) -> Schedule:

@@ -21,7 +21,7 @@ def test_preview_measures_once_and_counts_each_start(tmp_path, monkeypatch):
     monkeypatch.setattr(planning, "LocalEngine", lambda jobs, at_once: SimpleNamespace(schedule=schedule))
     text = preview(jobs, {"jobs": 0, "on": "", "cpus": 1})
     assert measured == ["float32"]
-    assert "about 1 min 15 s left, 2 runs at a time, one core each\n" in text
+    assert "about 1 min 15 s left, 2 runs at a time, 1 core each\n" in text
     assert "a start of 10 s, then 50%" in text and "No run here has measured them" in text
 
 

@@ -80,7 +80,7 @@ def test_runs_of_a_machine_that_is_lost_go_on_elsewhere(cluster, site, tmp_path)
         os.kill(gone, signal.SIGKILL)
     os.kill(left, signal.SIGCONT)
     out, err = process.communicate(timeout=900)
-    assert process.returncode == 0 and "| t5 | 2 |" in out and "on 3 machines of Ray, one CPU each" in err, err
+    assert process.returncode == 0 and "| t5 | 2 |" in out and "on 3 machines of Ray, 1 CPU each" in err, err
     for run, maker in zip(runs, makers, strict=True):
         attempts = {row["attempt"] for row in tiny.rows(run / "metrics.jsonl")}
         assert attempts == ({1, 2} if maker == lost else {1})

@@ -138,7 +138,7 @@ def test_an_accelerator_serves_one_run_at_a_time(monkeypatch, starts):
     monkeypatch.setattr(machine, "uses_cpus", lambda: False)
     runs = [SimpleNamespace(cost=HOUR)] * 3
     engine = LocalEngine(runs, 0)
-    assert (engine.schedule.at_once, engine.cores, str(engine.schedule)) == (1, (), "one run at a time")
+    assert (engine.schedule.at_once, engine.cores, str(engine.schedule)) == (1, (), "1 run at a time")
     assert starts(engine.schedule, engine.cores, 3) == [()]
     assert HOUR.seconds(engine.schedule.width) == HOUR.seconds(1)
     assert LocalEngine(runs, 2).schedule.at_once == 2
@@ -279,4 +279,4 @@ def test_time_left_knows_that_runs_go_side_by_side(monkeypatch):
 
 def test_no_runs_take_no_time():
     """As of a folder in which no run can be read."""
-    assert chosen().wall_seconds([]) == 0 and str(chosen()).startswith("one run at a time")
+    assert chosen().wall_seconds([]) == 0 and str(chosen()).startswith("1 run at a time")

@@ -18,9 +18,10 @@ from typing import Any
 from posx.errors import ConfigError
 from posx.lab import interrupts
 from posx.lab.files.locks import holder
+from posx.lab.progress import quantity
 from posx.lab.runs.folder import RunFolder
 from posx.lab.sweeps.engines.local import STOP_SECONDS, Engine, RemoteCommand, Worker, finish, stop
-from posx.lab.sweeps.schedule import Schedule, one_or_more
+from posx.lab.sweeps.schedule import Schedule
 from posx.lab.sweeps.tasks import Task
 from posx.notices import say
 
@@ -132,7 +133,7 @@ class RayEngine(Engine):
         return super().run(tasks, *how, **more)
 
     def __str__(self) -> str:
-        each = one_or_more(self.cpus, "CPU") + (f" and {self.gpus:g} GPUs" if self.gpus else "")
+        each = quantity(self.cpus, "CPU") + (f" and {self.gpus:g} GPUs" if self.gpus else "")
         return f"{self.schedule} on {len(self._nodes())} machines of Ray, {each} each"
 
     def start(self, task: Task) -> Worker:
