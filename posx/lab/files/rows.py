@@ -31,8 +31,8 @@ SCORES = (
 )  # fmt: skip
 #: Stored sums are rounded: those of blocks by this many nats at most, means by position by this many.
 BLOCK_ROUNDING, POSITION_ROUNDING = 0.006, 1e-5
-#: exp(nll) is stored as "inf" from here on, in nats. `posx.evaluation` has the same number. It loads JAX, and a sweep's
-#: driver that reads rows must not: its runs would have other options.
+#: exp(nll) is stored as "inf" from here on, in nats. `posx.evaluation` has the same number. It loads JAX, and a
+#: sweep's worker imports this file before it sets the options of JAX.
 LARGEST_NLL = 700.0
 
 
