@@ -27,8 +27,6 @@ from posx.machine.cores import own_memory
 from posx.machine.platforms import is_on_cpu
 from posx.notices import say
 
-CONFIG = "config.json"  # what tells a run's folder
-
 
 def check_run(run: RunConfig) -> RunConfig:
     """Return `run` with absolute paths. Raises ConfigError that lists every problem.
@@ -257,11 +255,11 @@ def check_work_folder(path: Path, sweep: bool) -> None:
 
     Figures, tables and evaluations of the folder would take one for the other.
     """
-    path = RunFolder(path).path  # refuses a name that libraries cannot open
+    config = RunFolder(path).config_file  # refuses a name that libraries cannot open
     try:
-        single = (path / CONFIG).exists()
-        runs = [file.parent for file in path.glob(f"*/{CONFIG}")]
-        sweeps = [file.parents[1] for file in path.glob(f"*/*/{CONFIG}") if file.parents[1] not in runs]
+        single = config.exists()
+        runs = [file.parent for file in path.glob(f"*/{config.name}")]
+        sweeps = [file.parents[1] for file in path.glob(f"*/*/{config.name}") if file.parents[1] not in runs]
     except OSError:  # the first writer names the problem of the path
         return
     content = place = ""

@@ -68,11 +68,6 @@ class RunFolder:
     status_file = _file("status.json")  # why the last process that ran here failed
     weights_file = _file("weights.txt")  # the path of the exported file or the run whose weights this run has
 
-    @property
-    def is_written(self) -> bool:
-        """Whether this process writes here."""
-        return processes.is_first()
-
     def logged_rows(self, notice: Callable[[str], object] = lambda words: None) -> list[dict[str, Any]]:
         """Return the rows of training in the order of writing. `notice` is told of rows that are not whole."""
         return processes.broadcast(lambda: rows.read_row_file(self.metrics_file, notice, rows.log_problem, self.hash))
@@ -129,7 +124,7 @@ class RunFolder:
 
     def append(self, file: Path, row: dict[str, Any]) -> None:
         """Append a row and its checksum to a file of JSON lines. Raises WorkdirError, OutOfMemoryError."""
-        if self.is_written:
+        if processes.is_first():
             lines.append(file, checksums.with_checksum(row))
 
     def list_rows(self, all_measured: bool) -> None:

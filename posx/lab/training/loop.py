@@ -29,6 +29,7 @@ from posx.lab.data import Dataset
 from posx.lab.data.masking import masked_batch
 from posx.lab.data.store import cache_folder
 from posx.lab.files.atomic import disk_errors
+from posx.lab.machine import processes
 from posx.lab.machine.ceiling import machine_ceiling
 from posx.lab.machine.compile_cache import start_cost
 from posx.lab.model import Model
@@ -220,7 +221,7 @@ class MetricsLog:
         self.schedule = learning_rate(run.train)
         self.flops_per_token = flops_per_token(model, run.train.length)
         place, dtype = cache_folder(run.data) / "machine", run.model.dtype
-        self.ceiling = machine_ceiling(place, dtype) if folder.is_written else math.nan  # `logged_rows` waits for it
+        self.ceiling = machine_ceiling(place, dtype) if processes.is_first() else math.nan  # `logged_rows` waits for it
         self.attempt = 1 + max((row["attempt"] for row in folder.logged_rows()), default=0)
         self.clock = 0.0  # set when the first step has compiled
         self.start: dict[str, Any] = {}  # goes into the first row
@@ -228,7 +229,7 @@ class MetricsLog:
     def __enter__(self) -> MetricsLog:
         with disk_errors(self.folder.path):
             suffix = f".{self.attempt}.{os.getpid()}"
-            place, writes = self.folder.path / "tensorboard", self.folder.is_written
+            place, writes = self.folder.path / "tensorboard", processes.is_first()
             self.board = open_board(place, suffix, self.last_step, writes)
         return self
 
