@@ -32,7 +32,7 @@ import math
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from experiments.tables import (
@@ -49,7 +49,7 @@ from experiments.tables import (
     over_nope,
     ratio_text,
 )
-from posx.evaluation.differences import loss_difference
+from posx.evaluation.differences import loss_difference, student
 
 BLOCK = 4096
 FACTORS = (2, 4, 8, 16)
@@ -164,19 +164,24 @@ def claims(cells: Sequence[Run], published: Sequence[Mapping[str, Any]]) -> str:
 def anew(cells: Sequence[Run], again: Sequence[Run]) -> str:
     """Return perplexity at L, R_4 and R_8 of the older runs and of those that were trained again, as Markdown.
 
-    The last column is the mean over seeds of the new loss at L less the older one of its seed, as a ratio.
+    The last column is the mean over seeds of the new loss at L less the older one of its seed, as a ratio. The last
+    line has the mean of these over encodings, with its 95 % interval over encodings.
     """
     before, both = entries_of(cells), dict[str, list[Entry]]()
     for name, new in entries_of(again).items():
         seeds = {run["seed"] for run in before[name].runs} & {run["seed"] for run in new.runs}
         if seeds:
             both[name] = [Entry([run for run in one.runs if run["seed"] in seeds]) for one in (before[name], new)]
-    body = []
+    body, changes = [], []
     for name in sorted(both, key=lambda name: fmean(both[name][1].values("ppl"))):
         columns = ([one.values("ppl"), *map(one.ratios, (4, 8))] for one in both[name])
         pairs = [cell(values) for pair in zip(*columns, strict=True) for values in pair]
-        change = fmean(after - old for old, after in zip(*(one.values("nll") for one in both[name]), strict=True))
-        body.append([f"`{name}`", str(len(both[name][0].runs)), *pairs, f"{math.expm1(change):+.1%}"])
+        old, new = (fmean(one.values("nll")) for one in both[name])
+        changes.append(new - old)
+        body.append([f"`{name}`", str(len(both[name][0].runs)), *pairs, f"{math.expm1(changes[-1]):+.1%}"])
+    half = student(0.05, len(changes) - 1) * stdev(changes) / math.sqrt(len(changes))
+    middle, *ends = (f"{math.expm1(fmean(changes) + end):+.2%}" for end in (0, -half, half))
+    body.append(["all", "", *[""] * 6, f"{middle} ({' to '.join(ends)})"])
     head = ["encoding", "seeds", *(text for what in ("PPL at L", "R_4", "R_8") for text in (f"{what}, older", "anew"))]
     return markdown([*head, "at L"], body)
 

@@ -12,15 +12,13 @@ from typing import NamedTuple
 import numpy as np
 
 from configs.scaling import ENCODINGS, FACTORS
-from experiments.leaderboard import leaderboard
-from experiments.tables import Run, Seeds, by_part, load
+from experiments.tables import Run, Seeds, by_part, by_setting, load
 
 DRAWS = 10_000
 #: Two encodings differ if their perplexities at L, or their R_4, differ by this share at both sizes.
 APART = {1: 0.02, 4: 0.10, 8: 0.10}
 #: The ratio to the best at L up to which an encoding is near it, and the R_k up to which it is level, in `groups`.
 NEAR, LASTING = 1.10, 1.05
-SEEDS = (0, 1, 2)
 #: The cell whose settings are those of the leaderboard.
 LEADERBOARD = "128x64"
 #: Widths 64 and 256 with the steps of width 128.
@@ -57,14 +55,13 @@ class Cell(NamedTuple):
 
 def load_runs() -> list[Run]:
     """Return the runs of all parts. The leaderboard shares the settings of the cell `LEADERBOARD`."""
-    shared = [*leaderboard.load_cells(), *load("leaderboard", "anew")]
-    return [*(run | {"part": LEADERBOARD} for run in shared if run["encoding"] in ENCODINGS), *load("scaling")]
+    shared = (run for run in load("leaderboard", "anew") if run["encoding"] in ENCODINGS)
+    return [*(run | {"part": LEADERBOARD} for run in shared), *load("scaling")]
 
 
 def read_cells(runs: Sequence[Run], controls: Sequence[str] = ()) -> list[Cell]:
     """Return the cells of the first text, by training length and width. Only seeds that all encodings have count.
 
-    runs: the last run of an encoding and a seed counts.
     controls: parts that count as cells too.
     """
     cells = []
@@ -73,10 +70,7 @@ def read_cells(runs: Sequence[Run], controls: Sequence[str] = ()) -> list[Cell]:
         if not found or (found[3] and part not in controls):
             continue
         width, length, control = int(found[1]), int(found[2]), found[3]
-        by_name: dict[str, dict[int, Run]] = {}
-        for run in members:
-            if run["seed"] in SEEDS:
-                by_name.setdefault(run["encoding"], {})[run["seed"]] = run
+        by_name = {name: {run["seed"]: run for run in own} for name, own in by_setting(members).items()}
         common = sorted(set.intersection(*map(set, by_name.values())))
         values = np.full((len(by_name), len(common), len(FACTORS)), np.nan)
         for line, own in enumerate(by_name.values()):
@@ -127,8 +121,11 @@ def kendall(one: Array, other: Array) -> Array:
 
 
 def draws(cell: Cell) -> Array:
-    """Return a cell's perplexities [draw, encoding, seed, factor]. A draw is of seeds, the same for all encodings."""
-    random = np.random.default_rng([cell.width, cell.train_len])
+    """Return a cell's perplexities [draw, encoding, seed, factor]. A draw is of seeds, the same for all encodings.
+
+    Two cells draw independently.
+    """
+    random = np.random.default_rng(list(cell.name.encode()))
     count = cell.values.shape[1]
     return cell.values[:, random.integers(count, size=(DRAWS, count))].swapaxes(0, 1)
 

@@ -48,7 +48,7 @@ from experiments.scaling.cells import (
     tau,
     tau_of_single_seeds,
 )
-from experiments.tables import HERE, Run, Seeds, cell, load, markdown
+from experiments.tables import HERE, Run, Seeds, by_part, by_setting, cell, load, markdown
 from posx.lab.plots import look, palette
 
 #: An encoding is level if R_4 is below the first, and fails if it is above the second. Above the third the level rose.
@@ -60,12 +60,12 @@ TEXTS = ("64, L = 64", "64, stdlib", "64, bpe")
 #: The parts that try learning rates: widths 64 and 32, and widths 32 and 256 with the steps of width 64.
 RATES = ("rates", "rates32", "rates32-steps", "rates256-steps")
 REFERENCE = "rope"
-#: The cells of the figure, with their names there.
+#: The cells of the figure with their names there, in groups. Lines join a group, whose neighbours differ in one thing.
 FIGURE = {
-    "64, stdlib": "width 64,\nsource\ncode", "64, bpe": "width 64,\nBPE", "64, L = 64": "width 64",
-    "64, steps": "width 64,\n1,200\nsteps", "128, L = 64": "width 128,\n1,200\nsteps",
-    "256, steps": "width 256,\n1,200\nsteps", "64, L = 256": "width 64,\nL = 256",
-}  # fmt: skip
+    "width, 1,200 steps": {"64, steps": "64", "128, L = 64": "128", "256, steps": "256\nn = 1"},
+    "L at width 64": {"64, L = 64": "64", "64, L = 256": "256"},
+    "text at width 64": {"64, stdlib": "code", "64, L = 64": "novels", "64, bpe": "BPE"},
+}
 
 
 def table(cells: Sequence[Cell]) -> str:
@@ -120,18 +120,18 @@ def stated(anchor: Anchor, name: str, factor: int) -> float:
 def published(cells: Sequence[Cell], anchors: Sequence[Anchor]) -> str:
     """Return published orders of the twelve at L and of R_4, and how many of their pairs have it here, as Markdown.
 
-    An anchor counts if it has three of the encodings or more. Its R_k is that of the k nearest to 4. Pairs that the
-    source states as equal are left out. The last lines have the sums, and those of all orders of the encodings.
+    R_k of an anchor is that of the k nearest to 4. Pairs that the source states as equal are left out. The last lines
+    have the sums, and those of all orders of the encodings.
     """
     body, pairs_of_factor = [], dict[int, list[tuple[str, str]]]()
     for anchor in anchors:
         for factor, what in ((1, "PPL at L"), (4, "R_4")):
             found = {name: stated(anchor, name, factor) for name in anchor.perplexity if name in ENCODINGS}
             found = {name: value for name, value in found.items() if math.isfinite(value)}
-            if len(found) < 3:
-                continue
             order = sorted(found, key=found.__getitem__)
             pairs = [pair for pair in itertools.combinations(order, 2) if found[pair[0]] < found[pair[1]]]
+            if not pairs:
+                continue
             pairs_of_factor.setdefault(factor, []).extend(pairs)
             never = [f"`{a}` < `{b}`" for a, b in pairs if not any(alike([(a, b)], one, factor) for one in cells)]
             body.append([
@@ -182,7 +182,7 @@ def slopes(cells: Sequence[Cell]) -> str:
 
 
 def controls(runs: Sequence[Run]) -> str:
-    """Return perplexity at L, R_4 and R_8 of seed 0 of the controls, beside two widths, as Markdown.
+    """Return perplexity at L and R_4 of the controls, beside two widths, as Markdown: means over their seeds.
 
     The control `heads` has twice the heads, of width 16. `steps` has the steps of width 128.
     """
@@ -190,23 +190,14 @@ def controls(runs: Sequence[Run]) -> str:
         "width 64": "64x64", "64, four heads": "64x64-heads", "64, 1,200 steps": "64x64-steps",
         "width 128": LEADERBOARD, "128, eight heads": "128x64-heads", "256, 1,200 steps": "256x64-steps",
     }  # fmt: skip
-    found: dict[str, dict[str, Run]] = {}
-    for run in runs:
-        if run["seed"] == 0:
-            found.setdefault(run["encoding"], {})[run["part"]] = run
+    found = {part: by_setting(members) for part, members in by_part(runs).items() if part in columns.values()}
     body = []
-    for name, own in found.items():
-        if own.keys() & {"64x64-heads", "64x64-steps"}:
-            each = (own.get(part) for part in columns.values())
-            texts = (
-                ", ".join(
-                    [f"{Seeds([one]).values('ppl')[0]:.3f}", *(f"{Seeds([one]).ratios(k)[0]:.3f}" for k in (4, 8))]
-                )
-                if one
-                else "-"
-                for one in each
-            )
-            body.append([f"`{name}`", *texts])
+    for name in ENCODINGS:
+        every = (found[part].get(name) for part in columns.values())
+        own = [Seeds(members) if members else None for members in every]
+        body.append(
+            [f"`{name}`", *(f"{cell(one.values('ppl'))}, {cell(one.ratios(4))}" if one else "-" for one in own)]
+        )
     return markdown(["encoding", *columns], body)
 
 
@@ -267,27 +258,34 @@ def claims(cells: Sequence[Cell]) -> Iterator[tuple[str, str, str, str]]:
 def figure(cells: Sequence[Cell], anchors: Sequence[Anchor], path: Path) -> None:
     """Draw perplexity at L over RoPE's, and R_4, of each cell, and published R_4 over those of `LEADERBOARD`.
 
-    cells: in the order of the figure, with `LEADERBOARD` among them. Points are seeds, lines join means.
+    cells: those of `FIGURE`. Points are seeds, lines join the means of a group.
     """
     import matplotlib.pyplot as plt
 
-    cells = align(*cells)
-    names = cells[0].encodings
-    looks = {name: found for (name, _), found in palette.looks([(name, "") for name in names]).items()}
+    found = {one.name: one for one in cells}
+    here = next(one for one in cells if one.part == LEADERBOARD)
+    looks = {name: made for (name, _), made in palette.looks([(name, "") for name in here.encodings]).items()}
     with look.style():
-        drawn, axes = plt.subplots(1, 3, figsize=(15, 5.2), layout="constrained", width_ratios=(1.1, 1.1, 0.9))
+        drawn, axes = plt.subplots(1, 3, figsize=(15, 5.2), layout="constrained", width_ratios=(1.2, 1.2, 0.8))
         for axis, factor in zip(axes, (1, 4), strict=False):
-            for place, name in enumerate(names):
-                rows = [single_seeds(one, factor)[:, [place, one.encodings.index(REFERENCE)]] for one in cells]
-                each = [np.exp(row[:, 0] - (row[:, 1] if factor == 1 else 0)) for row in rows]
-                style = looks[name]
-                means = [values.mean() for values in each]
-                axis.plot(means, linestyle=style.dashes, marker=style.marker, color=style.color, label=name)
-                for column, values in enumerate(each):
-                    axis.plot([column] * len(values), values, "o", markersize=1.8, color=style.color)
-            axis.set_xticks(range(len(cells)), [FIGURE[one.name] for one in cells], size=8)
+            ticks, right = dict[float, str](), -1.5
+            for title, group in FIGURE.items():
+                places = [right + 1.5 + number for number in range(len(group))]
+                ticks |= zip(places, group.values(), strict=True)
+                axis.annotate(title, (sum(places) / len(places), -0.13), xycoords=("data", "axes fraction"), ha="center")
+                right = places[-1]
+                joined = align(*(found[name] for name in group))
+                for place, name in enumerate(joined[0].encodings):
+                    rows = [single_seeds(one, factor)[:, [place, one.encodings.index(REFERENCE)]] for one in joined]
+                    each = [np.exp(row[:, 0] - (row[:, 1] if factor == 1 else 0)) for row in rows]
+                    style = looks[name]
+                    means = [values.mean() for values in each]
+                    line = axis.plot(places, means, linestyle=style.dashes, marker=style.marker, color=style.color)
+                    line[0].set_label(name if not places[0] else None)
+                    for at, values in zip(places, each, strict=True):
+                        axis.plot([at] * len(values), values, "o", markersize=1.8, color=style.color)
+            axis.set_xticks(list(ticks), ticks.values())
             look.log_axis(axis, [float(value) for line in axis.lines for value in line.get_ydata()])
-        here = next(one for one in cells if one.part == LEADERBOARD)
         ours = dict(zip(here.encodings, np.exp(score(here.values, 4)), strict=True))
         for anchor in anchors:
             for name in anchor.perplexity:
@@ -330,7 +328,8 @@ def main(words: Sequence[str]) -> None:
         case ["claims"]:
             print(markdown(["claim", "cells", "here", "verdict"], claims(read_cells(load_runs()))))
         case ["figure"]:
-            figure(named_cells(load_runs(), FIGURE), load_anchors(), HERE / "scaling" / "scaling.png")
+            cells = named_cells(load_runs(), itertools.chain(*FIGURE.values()))
+            figure(cells, load_anchors(), HERE / "scaling" / "scaling.png")
         case _:
             raise SystemExit(__doc__)
 

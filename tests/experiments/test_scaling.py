@@ -81,7 +81,7 @@ def test_levels_of_the_largest_width():
 
 
 def test_published_orders_are_set_beside_the_cells():
-    """Equal published numbers are no pair, and an anchor of two encodings is left out."""
+    """Equal published numbers are no pair, and an anchor without a pair is left out."""
     names = ("alibi", "t5", "rope", "nope")
     here = cell([4.2, 4.0, 4.1, 5.0], [1.0, 0.9, 3.0, 2.0])._replace(encodings=names)
     anchor = Anchor("P", "s", "t", "", "1 B", 64, "nonoverlapping", "", [64, 128, 256], {
@@ -91,7 +91,8 @@ def test_published_orders_are_set_beside_the_cells():
     assert [line[1:] for line in lines] == [
         ["PPL at L", "`alibi` 10, `t5` 10, `rope` 11", "1 of 2", "`alibi` < `rope` |"],
         ["R_4", "`alibi` 0.8, `t5` 0.9, `rope` 3.636", "2 of 3", "`alibi` < `t5` |"],
-        ["PPL at L", "random orders: 1 ± 1, at most 2", "1 of 2", " |"],
+        ["PPL at L", "`alibi` 1, `t5` 2", "0 of 1", "`alibi` < `t5` |"],
+        ["PPL at L", "random orders: 2 ± 1, at most 3", "1 of 3", " |"],
         ["PPL at L", "random orders: 0 ± 0, at most 1", "1 of 1", " |"],
         ["R_4", "random orders: 2 ± 1, at most 3", "2 of 3", " |"],
         ["R_4", "random orders: 0 ± 0, at most 1", "1 of 1", " |"],
