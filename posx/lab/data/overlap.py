@@ -70,21 +70,25 @@ def _why_no_bytes(tokenizer: Tokenizer, is_ids: bool) -> str:
 
 
 def overlap(train: Sequence[Document], held_out: Sequence[Document]) -> float:
-    """Return the share of the held-out text, in bytes, that is also in the training text, from 0 to 1."""
+    """Return the share of the held-out text, in bytes, that is also in the training text, from 0 to 1.
+
+    Documents shorter than SHORTEST are part of the held-out text, but are not compared.
+    """
     train, held_out = _split_rows(train), _split_rows(held_out)
     size = sum(map(len, held_out))
     bits = max(2, (size >> 15).bit_length())  # one passage in 2^bits is compared: some ten thousand of a long text
     parts = [_passages(chunk, bits) for chunk in chunks(held_out)]
-    hashes, weights = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    hashes, weights = (np.concatenate(arrays) for arrays in zip(*(part[:2] for part in parts), strict=True))
+    total = weights.sum() + sum(part[2] for part in parts)
     known = np.unique(hashes)
     if not known.size:
         return 0.0
     seen = np.zeros(len(known), bool)
     for chunk in chunks(train):
-        present, _ = _passages(chunk, bits)
+        present, *_ = _passages(chunk, bits)
         place = np.minimum(np.searchsorted(known, present), len(known) - 1)
         seen[place[known[place] == present]] = True
-    return float(weights[seen[np.searchsorted(known, hashes)]].sum() / weights.sum())
+    return float(weights[seen[np.searchsorted(known, hashes)]].sum() / total)
 
 
 def _split_rows(documents: Sequence[Document]) -> list[Document]:
@@ -106,8 +110,11 @@ def chunks(documents: Sequence[Document]) -> Iterator[Sequence[Document]]:
             start, size = n, 0
 
 
-def _passages(documents: Sequence[Document], bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a hash of each chosen passage, uint64 [n], and the bytes of text that each stands for, float64 [n]."""
+def _passages(documents: Sequence[Document], bits: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return a hash of each chosen passage, uint64 [n], and the bytes of text that each stands for, float64 [n].
+
+    The third value is the bytes of documents that are too short to be compared.
+    """
     plain = [_plain(document) for document in documents]
     gap = b"\n" * PASSAGE  # no passage goes from one document into the next
     text = gap.join([*plain, b""])
@@ -128,7 +135,8 @@ def _passages(documents: Sequence[Document], bits: int) -> tuple[np.ndarray, np.
         hashes = (hashes ^ eights[places + step]) * _MIX
         hashes ^= hashes >> np.uint64(29)
     all_passages = of_document - PASSAGE + 1  # of the document: together they stand for all of its bytes
-    return hashes, np.concatenate([(1 << bits) * of_document / all_passages, sizes[short]])
+    weights = np.concatenate([(1 << bits) * of_document / all_passages, sizes[short]])
+    return hashes, weights, int(sizes[sizes < SHORTEST].sum())
 
 
 def _plain(document: Document) -> bytes:
