@@ -4,6 +4,7 @@ The network is used for hub data sets alone, without the progress bars and notic
 """
 
 import hashlib
+import os
 import re
 import socket
 import threading
@@ -98,8 +99,8 @@ def find_files(config: DataConfig, setting: str) -> Files:
     unread = {*(IDS if reads_text else ()), *(TEXTS if config.tokenizer == "ids" else ()), *_untyped_suffix(config)}
     formats = [suffix for suffix in READERS if suffix and suffix not in unread]
     usable, empty, others = list[Path](), list[Path](), list[Path]()
-    for file in sorted(path.rglob("*")):
-        if not _is_hidden(file, path) and file.is_file():
+    for file in sorted(_walk(path)):
+        if file.is_file():
             is_other = file.suffix.lower() not in READERS.keys() - unread
             kind = others if is_other else usable if file.stat().st_size else empty
             kind.append(file)
@@ -146,12 +147,13 @@ def _without_files(where: str, others: list[Path], config: DataConfig) -> DataEr
 def find_splits(config: DataConfig) -> list[Files]:
     """Find the training files of `config`, then the validation files if names or top folders tell the split.
 
-    A number may follow, as in train-0.txt; other words make another name, as in "train to somewhere.txt".
+    A top folder decides before the file's own name. A number may follow, as in train-0.txt. Other words make another
+    name, as in "train to somewhere.txt".
     """
     files = find_files(config, "source")
     splits: dict[str, list[Path]] = {}
     for name, path in zip(files.names(), files.paths, strict=True):
-        match = _SPLIT.search(path.stem.lower()) or _SPLIT.match(name.lower() if "/" in name else "")
+        match = _SPLIT.match(name.lower() if "/" in name else "") or _SPLIT.search(path.stem.lower())
         if match and len(files.paths) > 1:
             splits.setdefault(_OTHER_NAMES.get(match[1], match[1]), []).append(path)
     unused = len(files.paths) - sum(map(len, splits.values()))
@@ -163,9 +165,15 @@ def find_splits(config: DataConfig) -> list[Files]:
             )
         return [files]
     others = f"{quantity(unused, 'file')} left out: other files are named train, and these name no split"
-    notice = "; ".join(filter(None, [others if unused else "", files.left_out]))
-    named = [(splits["train"], notice), (splits.get("validation"), "")]
-    return [Files(files.root, tuple(paths), files.description, left_out) for paths, left_out in named if paths]
+    used = ["train"] if config.validation else ["train", "validation"]
+    spare = [path for split in sorted(splits.keys() - used) for path in splits[split]]
+    spared = _left_out_text(spare, "of an unused split") if spare else ""
+    notice = "; ".join(filter(None, [others if unused else "", spared, files.left_out]))
+    return [
+        Files(files.root, tuple(splits[split]), files.description, notice if split == "train" else "")
+        for split in used
+        if split in splits
+    ]
 
 
 def _left_out_text(files: list[Path], why: str) -> str:
@@ -173,8 +181,20 @@ def _left_out_text(files: list[Path], why: str) -> str:
     return f"left out as {why}: {', '.join(file.name for file in files[:3])}{more}"
 
 
-def _is_hidden(file: Path, root: Path) -> bool:
-    return any(part.startswith(".") or part == "__pycache__" for part in file.relative_to(root).parts)
+def _walk(folder: Path) -> Iterator[Path]:
+    """Yield the files below `folder` that are not hidden. Links to folders are followed, each folder is read once."""
+    seen = {str(parent) for parent in folder.resolve().parents}
+    for at, inner, names in os.walk(folder, followlinks=True):
+        inner[:] = sorted(filter(_is_shown, inner), key=lambda name: (os.path.islink(os.path.join(at, name)), name))
+        if (real := os.path.realpath(at)) in seen:
+            inner.clear()
+        else:
+            seen.add(real)
+            yield from (Path(at, name) for name in names if _is_shown(name))
+
+
+def _is_shown(name: str) -> bool:
+    return not name.startswith(".") and name != "__pycache__"
 
 
 def load_hub(config: DataConfig, splits: list[str]) -> list[Files]:

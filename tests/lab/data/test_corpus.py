@@ -71,13 +71,15 @@ def test_files_named_by_split(tmp_path):
         write(tmp_path / "texts" / name, name)
     found = load(tmp_path, tmp_path / "texts")
     assert found.train == ["train-0.txt", "train-1.txt"] and found.validation == ["validation.txt"]
-    assert any("1 file left out" in note for note in found.notes)
+    assert any("1 file left out" in note and "left out as of an unused split: test.txt" in note for note in found.notes)
 
 
 def test_split_folders_and_names_that_only_look_like_splits(tmp_path):
     write(tmp_path / "a/train/x.txt", "train")
     write(tmp_path / "a/dev/y.txt", "dev")
-    assert load(tmp_path, tmp_path / "a").validation == ["dev"]
+    write(tmp_path / "a/train/val.txt", "of the folder")
+    found = load(tmp_path, tmp_path / "a")
+    assert found.train == ["of the folder", "train"] and found.validation == ["dev"]
     names = (
         "devotion.txt",
         "testament.txt",
@@ -90,6 +92,16 @@ def test_split_folders_and_names_that_only_look_like_splits(tmp_path):
         write(tmp_path / "b" / name, name)
     found = load(tmp_path, tmp_path / "b")
     assert sorted(found.train + found.validation) == sorted(names)
+
+
+def test_linked_folders_are_read_once(tmp_path):
+    for place in ("root/.store/a.txt", "far/b.txt", "root/c.txt"):
+        write(tmp_path / place, place)
+    links = {"hidden": ".store", "far": "../far", "far/back": "../root", "same": "far", "up": ".."}
+    for name, target in links.items():
+        (tmp_path / "root" / name).symlink_to(target)
+    found = corpus.find_source(DataConfig(source=str(tmp_path / "root")))
+    assert found.train.names() == ["c.txt", "far/b.txt", "hidden/a.txt"]
 
 
 def test_held_out_path_wins(tmp_path):
