@@ -230,17 +230,30 @@ def split_by_hash(
 
     The side of a document depends on its text alone, so equal documents stay together and adding one moves no other.
     If one side would be empty, it gets the documents nearest to it. A single document gives its end, a `fraction` of
-    its characters or ids, as validation.
+    its characters or ids, as validation. Raises DataError if that leaves a side blank, and for a single chat.
     """
     ranks = [_rank(text, salt) for text in texts] if len(texts) > 1 else [""]
     distinct = sorted(set(ranks))
     if len(distinct) == 1:
         text, unit = texts[0], "characters" if isinstance(texts[0], str) else "ids"
+        if isinstance(text, Chat):
+            raise DataError(
+                "a single chat cannot be split into training and validation text: its halves are no chats. Give "
+                "several chats that differ."
+            )
         cut = min(len(text) - 1, max(1, round(len(text) * (1 - fraction))))
-        if cut < 1 or _is_blank(text[:cut]) or _is_blank(text[cut:]):
+        if cut < 1:
             raise DataError("the text is too short to be split into training and validation text. Give more text.")
+        for side, part in (("training", text[:cut]), ("validation", text[cut:])):
+            if _is_blank(part):
+                raise DataError(
+                    f"a single document is split at character {cut:,} of {len(text):,}, but the {side} text is then "
+                    "blank. Remove the blank lines at its start and end, or give more text."
+                )
+        copies = f"all {len(texts)} documents are equal and the copies are left out: " if len(texts) > 1 else ""
         note = (
-            f"there is only one document, so its last {len(text) - cut} of {len(text)} {unit} are the validation text"
+            f"{copies}there is only one document, so its last {len(text) - cut} of {len(text)} {unit} are the "
+            "validation text"
         )
         return [text[:cut]], [text[cut:]], note
     below = sum(int(rank[:16], 16) < fraction * 2**64 for rank in distinct)

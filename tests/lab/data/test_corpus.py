@@ -9,6 +9,7 @@ import pytest
 
 from posx.errors import ConfigError, DataError
 from posx.lab.data import DataConfig, corpus, prepare
+from posx.lab.data.chat import Chat
 from posx.lab.data.corpus import documents, split_by_hash
 
 
@@ -179,8 +180,13 @@ def test_one_document_gives_its_end():
     train, validation, note = split_by_hash([text], 0.1)
     assert train[0] + validation[0] == text and len(validation[0]) == round(len(text) * 0.1)
     assert "one document, so" in note
+    assert split_by_hash([text] * 3, 0.1)[2] == f"all 3 documents are equal and the copies are left out: {note}"
     with pytest.raises(DataError, match="too short"):
         split_by_hash(["x"], 0.1)
+    with pytest.raises(DataError, match="split at character 2,601 of 2,890, but the validation text is then blank"):
+        split_by_hash([text[:2500] + "\n" * 390], 0.1)
+    with pytest.raises(DataError, match="Give several chats that differ"):
+        split_by_hash([Chat(["", "<|im_start|>", "user"])], 0.1)
 
 
 def test_stdlib_is_the_fixed_list_without_tests():
