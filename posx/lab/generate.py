@@ -214,7 +214,7 @@ def _fit_model(model: Model, prompts: list[np.ndarray], num_tokens: int, chunk: 
     if longest + num_tokens >= 2**31:
         raise ConfigError(
             f"num_tokens={num_tokens} after a prompt of {longest} tokens: positions must stay below 2**31. "
-            f"Ask for at most {max(2**31 - 1 - longest, 0)} new tokens."
+            f"{_shorter(longest, 2**31 - 1)}"
         )
     own = [model.at_length(length + num_tokens) for length in sorted({len(prompt) for prompt in prompts})]
     if len(set(own)) > 1 or (most and len(own) > 1):
@@ -225,16 +225,23 @@ def _fit_model(model: Model, prompts: list[np.ndarray], num_tokens: int, chunk: 
         )
     if most and longest + num_tokens > most:
         raise ConfigError(
-            f"num_tokens={num_tokens} after a prompt of {longest} tokens: the model draws from {most} positions. Ask "
-            f"for at most {max(most - longest, 0)} new tokens."
+            f"num_tokens={num_tokens} after a prompt of {longest} tokens: the model draws from {most} positions. "
+            f"{_shorter(longest, most)}"
         )
     last = own[-1].max_position
     if last is not None and longest + num_tokens - 2 > last:
         raise ConfigError(
             f"num_tokens={num_tokens} after a prompt of {longest} tokens: this encoding is defined up to position "
-            f"{last}. Ask for at most {max(last + 2 - longest, 0)} new tokens."
+            f"{last}. {_shorter(longest, last + 2)}"
         )
     return own[-1]
+
+
+def _shorter(longest: int, most: int) -> str:
+    """Return how to make a prompt of `longest` tokens and its new tokens at most `most` tokens."""
+    if longest < most:
+        return f"Ask for at most {most - longest} new tokens."
+    return f"Shorten the prompt to at most {most - 1} tokens."
 
 
 def cache_capacity(count: int) -> int:

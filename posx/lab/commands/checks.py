@@ -322,7 +322,7 @@ def _programs(folder: Path) -> str:
 def _memory() -> str:
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines())
-        free, total = (int(lines[name].split()[0]) / 1e6 for name in ("MemAvailable", "MemTotal"))
+        free, total = (int(lines[name].split()[0]) * 1024 / 1e9 for name in ("MemAvailable", "MemTotal"))
         return f"{free:.1f} of {total:.1f} GB free"
     except (OSError, KeyError, ValueError):
         return "not known on this system"

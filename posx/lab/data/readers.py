@@ -55,11 +55,11 @@ def _read_json(path: Path, config: DataConfig, decoder: TextDecoder) -> Iterator
             raise DataError(f"{where} is a JSON {type(record).__name__}, but an object with text is expected.")
         check_column(where, config.text_column, record)
         kind, value = _read_value(record[config.text_column], config, f"'{path}'", name, n)
-        if first not in ("", kind):
+        if first and kind not in ("", first):
             raise DataError(
                 f"{where}, column '{config.text_column}': {kind}, but {first} before. Keep one kind in a column."
             )
-        first = kind
+        first = first or kind
         yield value
 
 
@@ -71,10 +71,13 @@ def _from_json(where: str, text: str) -> Any:
 
 
 def _read_value(value: Any, config: DataConfig, file: str, name: str, n: int) -> tuple[str, Item]:
-    """Return the kind of a value of JSON, and the value as text or token ids. Raises DataError if it is neither."""
+    """Return the kind of a value of JSON, and the value as text or token ids. The kind of an empty list is "".
+
+    Raises DataError if the value is neither.
+    """
     place = f"{file} {name} {n}, column '{config.text_column}'"
-    if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
-        return "chat messages", render_chat(value, config.template, place)
+    if isinstance(value, list) and (value or config.template) and all(isinstance(one, dict) for one in value):
+        return "chat messages" if value else "", render_chat(value, config.template, place)
     if not isinstance(value, list):
         return "text", require_text(place, value)
     if any(isinstance(one, bool) or not isinstance(one, int) for one in value):
@@ -84,7 +87,7 @@ def _read_value(value: Any, config: DataConfig, file: str, name: str, n: int) ->
             "token ids or chat messages with --config.data.text_column=COLUMN"
         )
     try:
-        return "token ids", Ids(np.array(value, np.int64), np.array([len(value)]), file, (name, n))
+        return "token ids" if value else "", Ids(np.array(value, np.int64), np.array([len(value)]), file, (name, n))
     except OverflowError:
         raise DataError(f"{place}: an id has more than 64 bits. It is none of a tokenizer.") from None
 
@@ -130,7 +133,8 @@ def _batches(path: Path, column: str) -> Iterator["pa.Array"]:
             schema, batches = stream.schema, functools.partial(iter, stream)
         check_column(f"'{path}'", column, schema.names)
         for batch in batches():
-            yield batch.column(column)
+            values = batch.column(column)
+            yield values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"'{path}' cannot be read as {form}: {reason(error)}") from None
 

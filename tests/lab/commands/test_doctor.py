@@ -1,5 +1,6 @@
 """`posx doctor`: its facts of this machine, and that a wrong number is exit 1 with its line."""
 
+import os
 import threading
 
 import jax.numpy as jnp
@@ -21,6 +22,8 @@ def test_doctor_names_the_facts_and_checks_every_encoding(capsys, monkeypatch):
     lines = dict(line.split(maxsplit=1) for line in out.splitlines())
     for fact, text in (("versions", "jaxlib"), ("devices", "cpu"), ("cache", "posx"), ("memory", "free")):
         assert text in lines[fact]
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    assert lines["memory"].endswith(f" of {total:.1f} GB free")
     assert out.count("ok  ") == 4 and "FAILED" not in out
     assert out.splitlines()[-1] == "all is well: 4 of 4 checks passed"
     assert "evaluation errs by" in out and "as its operands are rounded" not in out

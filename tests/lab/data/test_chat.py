@@ -115,7 +115,7 @@ def test_a_column_of_messages_is_read(tmp_path, tokenizer_file, form):
 
         pq.write_table(pa.table({"messages": chats}), path)
     else:
-        path.write_text("\n".join(json.dumps({"messages": chat}) for chat in chats))
+        path.write_text("\n".join(json.dumps({"messages": chat}) for chat in [[], *chats, []]))
     settings = {"source": str(path), "cache_dir": str(tmp_path / "cache"), "tokenizer": str(tokenizer_file)}
     found = prepare(DataConfig(**settings, text_column="messages", template="chatml"))
     assert found.train.num_documents + found.validation.num_documents == 40

@@ -51,6 +51,14 @@ def test_tables(tmp_path, suffix):
     assert sorted(found.train + found.validation) == ROWS
 
 
+def test_a_categorical_column_is_text(tmp_path):
+    import pyarrow as pa
+
+    path = parquet(tmp_path / "rows.parquet", text=pa.array([*ROWS, ROWS[0]]).dictionary_encode())
+    found = load(tmp_path, path)
+    assert sorted(found.train + found.validation) == sorted([*ROWS, ROWS[0]])
+
+
 def test_folder_of_mixed_files_with_awkward_names(tmp_path):
     folder = tmp_path / "we[i]rd *folder ü"
     names = ["__init__.py", "it's 100% [a]*.txt", "no suffix", "deep/er/x.md", "train of thought/b.txt"]
