@@ -129,7 +129,8 @@ def _named_text(folder: RunFolder, run: RunConfig, asked: Mapping[str, Any]) -> 
             "--config.data.validation=PATH, all of which is scored"
         )
     from_here = dataclasses.replace(run, data=corpus.absolute(run.asked.data))
-    data = dataclasses.replace(with_known_places(from_here, run).data, **asked)
+    whole = {"tuning_fraction": 0.0} if "validation" in asked else {}  # all of a named text is scored
+    data = dataclasses.replace(with_known_places(from_here, run).data, **{**whole, **asked})
     if run.is_imported and "source" not in asked and data.tuning_fraction:
         raise WorkdirError(
             f"--config.data.tuning_fraction={data.tuning_fraction}: {folder.path} was imported, so it has no training "

@@ -68,6 +68,15 @@ def test_equal_targets_have_one_name(imported, held, workdir, site, tmp_path):
     assert {(one.digest, one.held_out_digest) for one in again} == {(run.text, run.held_out)}
 
 
+def test_a_named_text_is_scored_after_tuning(workdir, held, tmp_path):
+    run = RunFolder(workdir).read_config()
+    asked = dataclasses.replace(run.asked, data=dataclasses.replace(run.asked.data, tuning_fraction=0.2))
+    run = dataclasses.replace(run, data=dataclasses.replace(run.data, tuning_fraction=0.2), asked=asked)
+    (held / "more.txt").write_text("a text of its own " * 9)
+    found = run_text(RunFolder(workdir), run, {"validation": str(held), "cache_dir": str(tmp_path / "cache")})
+    assert found.validation.num_bytes == sum(path.stat().st_size for path in held.iterdir())
+
+
 def test_one_folder_for_both_says_what_to_do(imported, held):
     message = "both training and validation text. To score all of it .* name it as --config.data.validation alone if"
     with pytest.raises(DataError, match=message):
