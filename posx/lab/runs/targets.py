@@ -119,18 +119,23 @@ class Asked:
 def few_documents(asked: Asked, num_documents: int) -> str:
     """Return that the targets lie in few of the text's documents, and how to score more; "" if they do not.
 
-    A long window needs all of its targets at one place of the text.
+    The targets of a stretch, which holds a longest window in whole blocks, are at one place of the text.
     """
     targets, protocol = asked.targets, asked.plan.protocol
     places = max(len(targets.sizes), targets.num_documents or 0)
     if not protocol.has_whole_windows or places >= LEAST_PLACES or places >= num_documents:
         return ""
-    longest = asked.plan.anchor
+    stretch = _round_up(asked.plan.anchor, BLOCK_LEN)
+    enough = _round_up(LEAST_PLACES * stretch, protocol.share[1])
     return (
-        f"{targets.count:,} targets lie in {targets.num_documents} of {num_documents} documents, because each window "
-        f"of {longest:,} tokens is one place of the text. There are no intervals from so few places. For "
-        f"{LEAST_PLACES} places, pass --num_targets={LEAST_PLACES * longest}"
+        f"{targets.count:,} targets lie in {targets.num_documents} of {num_documents} documents, because each stretch "
+        f"of {stretch:,} tokens is one place of the text. There are no intervals from so few places. For "
+        f"{LEAST_PLACES} places, pass --num_targets={enough}"
     )
+
+
+def _round_up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
 
 
 def run_stream(dataset: TextDataset) -> tuple[np.ndarray, Documents]:

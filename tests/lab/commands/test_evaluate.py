@@ -12,12 +12,15 @@ import tokenizers as hf
 
 import posx
 import posx.lab.runs.evaluate
+from posx.evaluation.masked import PseudoPerplexity
 from posx.evaluation.protocols import Nonoverlapping
-from posx.lab.config import base_config, run_config
+from posx.evaluation.targets import Documents
+from posx.lab.config import EvalConfig, base_config, run_config
 from posx.lab.data import ByteTokenizer, DataConfig, prepare
 from posx.lab.files.rows import ROW_VERSION
 from posx.lab.results.table import read_results
 from posx.lab.runs.folder import RunFolder
+from posx.lab.runs.targets import Asked, EvaluationPlan, few_documents
 from tests import tiny
 from tests.lab.commands import refused, watched
 from tests.made_rows import as_lines
@@ -63,6 +66,22 @@ def test_evaluate_takes_a_folder_of_sweeps_as_plot_does(capsys, sweeps):
     assert tiny.call(capsys, "evaluate", f"--workdir={sweeps / 'a'}", *words)[1].startswith(asked.removeprefix("a/"))
     code, out, err = tiny.call(capsys, "evaluate", f"--workdir={sweeps}", "--print_config")
     assert code == 0 and "has these settings" in err and "the first of 2 runs" in err
+
+
+@pytest.mark.parametrize("protocol", [Nonoverlapping, PseudoPerplexity])
+@pytest.mark.parametrize(("longest", "stretch"), [(32, 256), (300, 512)])
+def test_the_named_number_of_targets_gives_8_places(protocol, longest, stretch):
+    stream, documents = np.arange(20_001) % 7, Documents(np.arange(0, 20_000, 2000), np.arange(2000, 22_000, 2000))
+
+    def few(num_targets):
+        one = protocol.from_run(EvalConfig(num_targets=num_targets), 16, longest)
+        plan = EvaluationPlan(one, longest, (longest,), (), {}, ())
+        return few_documents(Asked(plan, longest, one.targets(stream, [longest], documents), None, None, None), 10)
+
+    said = few(stretch)
+    assert f"each stretch of {stretch} tokens is one place" in said
+    number = int(said.rpartition("=")[2])
+    assert not few(number) and few(number // 2)
 
 
 @pytest.mark.slow
