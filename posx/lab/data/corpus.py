@@ -193,7 +193,7 @@ def _match_tokenizer(items: Iterable[Item], config: DataConfig, tokenizer: Token
                     "a tokenizer.json with --config.data.tokenizer=path/to/tokenizer.json"
                 )
             yield item
-        elif tokenizer is None or config.tokenizer == "bytes":
+        elif tokenizer is None or config.tokenizer in ("bytes", "bpe"):
             raise need_tokenizer(f"{item.place(0)}: token ids", config)
         else:
             yield from item.documents(tokenizer)

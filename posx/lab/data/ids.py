@@ -81,9 +81,9 @@ def array_pieces(values: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 def need_tokenizer(what: str, config: DataConfig) -> DataError:
     """Return the error of token ids without the tokenizer that made them. `what` is "FILE holds token ids"."""
     return DataError(
-        f"{what}, but data.tokenizer={config.tokenizer} reads text. Name the tokenizer that made "
-        "them: --config.data.tokenizer=path/to/tokenizer.json. Without one, give the number of ids: "
-        "--config.data.tokenizer=ids --config.data.vocab_size=50257"
+        f"{what}, but data.tokenizer={config.tokenizer} reads text. To train on them, name the "
+        "tokenizer that made them: --config.data.tokenizer=path/to/tokenizer.json. Without one, give the number of "
+        "ids: --config.data.tokenizer=ids --config.data.vocab_size=50257"
     )
 
 

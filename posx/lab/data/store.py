@@ -102,7 +102,9 @@ class TextDataset(Dataset):
         return f"{self.source}: {train} to train on, {held_out} held out; {tokenizer}; {digests}"
 
 
-def prepare(config: DataConfig, log: Log = lambda line: None, training: bool = True) -> Dataset:
+def prepare(
+    config: DataConfig, log: Log = lambda line: None, training: bool = True, tokenizer: Tokenizer | None = None
+) -> Dataset:
     """Return the tokenised corpus that `config` names. The same text and settings are tokenised only once.
 
     Text is recognised by its content, never by its date. Token files are verified on each call and rebuilt if damaged.
@@ -111,6 +113,7 @@ def prepare(config: DataConfig, log: Log = lambda line: None, training: bool = T
       config: the settings.
       log: called with lines for the user.
       training: whether there is training text. Without it only `validation` is read, by a tokenizer that exists.
+      tokenizer: of a trained run; None for that of the settings. `config.tokenizer` then only says what is read.
 
     Raises:
       ConfigError: for settings that make no sense.
@@ -121,7 +124,7 @@ def prepare(config: DataConfig, log: Log = lambda line: None, training: bool = T
         raise ConfigError(join_problems(problems))
     if config.is_task:
         return open_task(config.source)
-    source, tokenizer = corpus.find_source(config, training), named_tokenizer(config)
+    source, tokenizer = corpus.find_source(config, training), tokenizer or named_tokenizer(config)
     folder = cache_folder(config) / "tokens" / _key(config, source, tokenizer)
     try:
         dataset = _open(folder, source, tokenizer)

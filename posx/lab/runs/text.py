@@ -78,18 +78,18 @@ def run_text(folder: RunFolder, run: RunConfig, asked: Mapping[str, Any]) -> Dat
     """
     named = set(asked) - {"cache_dir"}
     data = _named_text(folder, run, asked)
-    saved_tokenizer(folder)  # raises if it is gone or damaged
+    tokenizer = saved_tokenizer(folder)
     if data.is_task:
         return _open_task(folder, run, data)
-    if named or Path(data.tokenizer).is_absolute():
-        data = dataclasses.replace(data, tokenizer=str(folder.tokenizer_file))
     if not named:
         corpus.check_there(data, folder.path.name)
     scores_only = "validation" in named and "source" not in named
     gone = scores_only and corpus.is_gone(data.source)
     if gone:
         say(f"notice: the training text of {folder.path.name} is no longer at '{data.source}' and is not read")
-    dataset = prepare(data, log=say, training=not (gone or (scores_only and run.is_imported)))
+    training = not (gone or (scores_only and run.is_imported))
+    known = tokenizer if named or Path(data.tokenizer).is_absolute() else None
+    dataset = prepare(data, log=say, training=training, tokenizer=known)
     if not named and dataset.digest != run.text:
         raise WorkdirError(
             f"{folder.path} was trained on other text or tokens than {dataset.source} has now (digest "

@@ -17,7 +17,8 @@ from tests import tiny
 def imported(workdir, tmp_path):
     """A function: the text of a run as `posx import` leaves it, without a text of its own."""
     run = RunFolder(workdir).read_config()
-    data = dataclasses.replace(run.data, source="stdlib")
+    tokenizer = str(RunFolder(workdir).tokenizer_file)
+    data = dataclasses.replace(run.data, source="stdlib", tokenizer=tokenizer)
     asked = dataclasses.replace(run.asked, data=data)
     run = dataclasses.replace(run, text="imported abc", held_out="", data=data, asked=asked)
     return lambda **asked: run_text(RunFolder(workdir), run, asked | {"cache_dir": str(tmp_path / "cache")})
@@ -75,6 +76,16 @@ def test_a_named_text_is_scored_after_tuning(workdir, held, tmp_path):
     (held / "more.txt").write_text("a text of its own " * 9)
     found = run_text(RunFolder(workdir), run, {"validation": str(held), "cache_dir": str(tmp_path / "cache")})
     assert found.validation.num_bytes == sum(path.stat().st_size for path in held.iterdir())
+
+
+def test_a_run_of_bytes_reads_no_ids(workdir, held, tmp_path):
+    """A stray file of ids is left out as in training, and ids alone are refused."""
+    np.save(held / "stray.npy", np.arange(99))
+    run, asked = RunFolder(workdir).read_config(), {"validation": str(held), "cache_dir": str(tmp_path / "cache")}
+    found = run_text(RunFolder(workdir), run, asked)
+    assert found.validation.num_bytes == sum(path.stat().st_size for path in held.glob("*.txt"))
+    with pytest.raises(DataError, match="data.tokenizer=bytes reads text. To train on them, name the tokenizer"):
+        run_text(RunFolder(workdir), run, asked | {"validation": str(held / "stray.npy")})
 
 
 def test_one_folder_for_both_says_what_to_do(imported, held):
