@@ -287,11 +287,10 @@ def check_memory(num_params: int) -> None:
         )
 
 
-def check_disk(path: Path, needed: int) -> None:
-    """Raise OutOfMemoryError if the checkpoints of a run, float32 weights and two moments each, cannot fit."""
+def check_disk(path: Path, needed: int, advice: str) -> None:
+    """Raise OutOfMemoryError, with `advice` beside freeing space, if `needed` bytes of checkpoints cannot fit."""
     free = shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free
     if free < needed:
         raise OutOfMemoryError(
-            f"{path} has {size(free)} free, but its checkpoints need {size(needed)}. Free space, or lower "
-            "--config.train.keep_checkpoints."
+            f"{path} has {size(free)} free, but its checkpoints need {size(needed)}. Free space, or {advice}."
         )

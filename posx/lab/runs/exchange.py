@@ -67,7 +67,7 @@ def import_model(source: ForeignModel, whose: str, folder: RunFolder) -> RunConf
             f"{whose} has {count(model):,} parameters, so importing it takes {size(needed)} of memory, but this "
             f"process may use {size(have)}."
         )
-    check_disk(folder.path.parent, needed)
+    check_disk(folder.path, 4 * count(model), "name a folder on another disk with --to")  # float32, without moments
     params = read_params(source, run, whose)
     with folder.hold():
         folder.tokenizer_file.write_text(source.tokenizer, "utf-8")

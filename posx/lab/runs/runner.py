@@ -117,5 +117,6 @@ def _prepare(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, L
     num_params = count(make_run_model(run, dataset.tokenizer.vocab_size))
     say(f"{folder.path.name}  {dataset.summary()}; {num_params:,} parameters")
     check_memory(num_params // jax.process_count() if how.model else num_params)
-    check_disk(folder.path, 12 * num_params * (run.train.keep_checkpoints + 1))
+    checkpoint = 12 * num_params  # float32 weights and two moments
+    check_disk(folder.path, checkpoint * (run.train.keep_checkpoints + 1), "lower --config.train.keep_checkpoints")
     return run, how, dataset

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,10 @@ import posx
 from posx.lab.data import train_bpe
 from posx.lab.generate import Sampling, generate
 from posx.lab.runs.changes import change_run
+from posx.lab.runs.describe import count, make_run_model
+from posx.lab.runs.exchange import read_run
 from posx.lab.runs.folder import RunFolder
+from posx.lab.runs.foreign import read_model
 from posx.lab.runs.load import load_model
 from tests import tiny
 from tests.lab.commands import refused
@@ -221,6 +225,16 @@ def test_models_that_do_not_fit_are_refused(capsys, folder, tmp_path):
     shutil.rmtree(source)
     refused(capsys, 4, words, "there is no such folder")
     refused(capsys, 2, ["import", f"--to={tmp_path / 'run'}"], "--from is missing")
+
+
+def test_an_import_needs_the_disk_of_its_checkpoint(capsys, tmp_path, monkeypatch):
+    """It needs 4 bytes a parameter, and the advice is a flag of the command."""
+    source = tiny.write_model(tmp_path / "hf")
+    need = 4 * count(make_run_model(read_run(read_model(source), "hf", RunFolder(tmp_path / "run")), 1))
+    words = ["import", f"--from={source}", f"--to={tmp_path / 'run'}"]
+    for free, code, said in ((need - 1, 6, "or name a folder on another disk with --to"), (need, 4, "is missing")):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        refused(capsys, code, words, said)
 
 
 def test_other_shapes_are_not_exported_to_hugging_face(capsys, whole, tmp_path):
