@@ -14,7 +14,7 @@ import numpy as np
 
 from posx.contract import Dims, Encoding, abstract_params
 from posx.encodings import build, spec_text
-from posx.errors import ConfigError, nearest
+from posx.errors import ConfigError, WorkdirError, nearest
 from posx.lab.commands import COMMANDS, COMMON, FIGURES, SNIPPETS, work_folder
 from posx.lab.commands.encodings import check_no_sizes, model_dims
 from posx.lab.data import Tokenizer
@@ -69,7 +69,7 @@ def run_export(values: dict[str, Any], _: None) -> None:
 
     Raises:
       ConfigError: for a wrong name or flag, or an encoding that cannot be written.
-      WorkdirError: there is no such run.
+      WorkdirError: there is no such run, or the target holds something.
     """
     if values["as"]:
         _export_snippet(values)
@@ -87,6 +87,8 @@ def run_export(values: dict[str, Any], _: None) -> None:
     if target.suffix not in (SUFFIX, ""):
         raise ConfigError(f"--to={values['to']}: the file's name must end with {SUFFIX}. A folder's has no end.")
     folder = find_run(work_folder(values))
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise WorkdirError(f"--to={target} exists and is not overwritten. Remove it, or name a new file or folder.")
     if values["dry_run"]:
         print(f"would write {folder.path.name} to {target}")
         return

@@ -189,13 +189,10 @@ def _arrays(source: ForeignModel, wanted: Iterable[str], run: RunConfig) -> dict
 def export_model(folder: RunFolder, target: Path) -> int:
     """Write the newest good parameters of a run as a folder that transformers reads; return their step.
 
-    A tokenizer of bytes has no form there and is left out. Raises ConfigError if the model does not have Llama's shape,
-    WorkdirError if the target holds something.
+    A tokenizer of bytes has no form there and is left out. Raises ConfigError if the model does not have Llama's shape.
     """
     from safetensors.numpy import save_file
 
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise WorkdirError(f"--to={target} holds something. Name a new folder, or a file that ends with .safetensors.")
     config = transformers_config(folder.read_config())
     model, params, tokenizer, step = load_model(folder)
     of_model = tokenizer.model_ids if isinstance(tokenizer, BpeTokenizer) else {}

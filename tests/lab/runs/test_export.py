@@ -11,6 +11,7 @@ import posx
 from posx.errors import WorkdirError
 from tests import tiny
 from tests.cheap import in_one_program
+from tests.lab.commands import refused
 
 
 @pytest.fixture
@@ -62,6 +63,13 @@ def test_commands_that_need_a_folder_refuse_an_exported_file(capsys, site, expor
     words = {"export": ["--to=other.safetensors"], "train": [f"--config={site / 'tiny.py'}"]}.get(command, [])
     code, _, err = tiny.call(capsys, command, f"--workdir={exported}", *words)
     assert code == 4 and f"{exported} is a file" in err and len(err.splitlines()) == 1
+
+
+def test_an_existing_target_is_not_overwritten(capsys, whole, exported):
+    held = exported.read_bytes()
+    for target in (exported, exported.parent):  # a file, and a folder that holds it
+        refused(capsys, 4, ["export", f"--workdir={whole}", f"--to={target}"], f"--to={target} exists")
+    assert exported.read_bytes() == held
 
 
 def test_a_flipped_bit_and_a_file_cut_short_are_seen(exported):
