@@ -272,7 +272,8 @@ def figure(cells: Sequence[Cell], anchors: Sequence[Anchor], path: Path) -> None
             for title, group in FIGURE.items():
                 places = [right + 1.5 + number for number in range(len(group))]
                 ticks |= zip(places, group.values(), strict=True)
-                axis.annotate(title, (sum(places) / len(places), -0.13), xycoords=("data", "axes fraction"), ha="center")
+                below = {"xycoords": ("data", "axes fraction"), "ha": "center"}
+                axis.annotate(title, (sum(places) / len(places), -0.13), **below)
                 right = places[-1]
                 joined = align(*(found[name] for name in group))
                 for place, name in enumerate(joined[0].encodings):
