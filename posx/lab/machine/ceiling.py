@@ -36,10 +36,8 @@ def machine_ceiling(folder: Path, dtype: str, max_age: float = math.inf, keep: b
       keep: whether a measurement is stored.
     """
     units = jax.process_count() if is_on_cpu() else jax.device_count()
-    device = cpu_name() if is_on_cpu() else jax.devices()[0].device_kind  # JAX calls every CPU "cpu"
-    kind = f"{device}-{len(usable_cores())}-{dtype}"
-    path = folder / f"ceiling-{kind}.json".replace(" ", "_").replace("/", "_")
-    known = number(checksums.read_verified(path).get("flops_per_second")) or 0.0
+    path = _path(folder, dtype, len(usable_cores()))
+    known = _read(path)
     with contextlib.suppress(OSError):
         if known and time.time() - path.stat().st_mtime < max_age:
             return units * known
@@ -49,6 +47,20 @@ def machine_ceiling(folder: Path, dtype: str, max_age: float = math.inf, keep: b
             folder.mkdir(parents=True, exist_ok=True)
             write_json(path, checksums.with_checksum({"flops_per_second": measured}))
     return units * measured
+
+
+def stored_ceiling(folder: Path, dtype: str, cores: int) -> float:
+    """Return the stored FLOP/s of products on so many cores of this CPU, 0 if none is stored."""
+    return _read(_path(folder, dtype, cores))
+
+
+def _path(folder: Path, dtype: str, cores: int) -> Path:
+    device = cpu_name() if is_on_cpu() else jax.devices()[0].device_kind  # JAX calls every CPU "cpu"
+    return folder / f"ceiling-{device}-{cores}-{dtype}.json".replace(" ", "_").replace("/", "_")
+
+
+def _read(path: Path) -> float:
+    return number(checksums.read_verified(path).get("flops_per_second")) or 0.0
 
 
 def _measure(dtype: str) -> float:

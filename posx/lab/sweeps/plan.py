@@ -17,7 +17,7 @@ from posx.lab.config.data import PLACES
 from posx.lab.data import DataConfig, Dataset, prepare
 from posx.lab.data.store import cache_folder
 from posx.lab.files.locks import holder
-from posx.lab.machine.ceiling import machine_ceiling
+from posx.lab.machine.ceiling import machine_ceiling, stored_ceiling
 from posx.lab.progress import duration, group_by_reason, quantity, size
 from posx.lab.runs import text
 from posx.lab.runs.checks import check_run, unused_settings, with_text
@@ -154,13 +154,20 @@ def preview(jobs: Sequence[Job], values: Mapping[str, Any]) -> str:
     # MFU is against wall time, in which other runs were at work on the same cores or accelerator.
     others = 1.0 if on or not share else schedule.turns(schedule.at_once) if schedule.width else schedule.at_once
     start = _median([row["start"].get("seconds") for row in rows if isinstance(row.get("start"), dict)]) or START
-    # One measurement for all runs. It is not stored, as the machine may be busy now.
-    ceiling = functools.cache(lambda folder, dtype: machine_ceiling(folder, dtype, max_age=3600, keep=False))
+
+    @functools.cache  # one measurement for all runs
+    def core_speed(folder: Path, dtype: str) -> float:
+        """Return the speed of products on a core. Shares are of the speed that was stored before runs shared it."""
+        if share and not on and schedule.width and (known := stored_ceiling(folder, dtype, schedule.width)):
+            return known / schedule.width
+        # Not stored, as the machine may be busy now.
+        return machine_ceiling(folder, dtype, max_age=3600, keep=False) / schedule.cores
+
     left: dict[str, float] = {}
     table = [["run", *varying, "resolved", "parameters", "memory", "time", "is"]]
     for job in jobs:
-        flops = ceiling(cache_folder(job.run.data) / "machine", job.run.model.dtype)
-        cost = job.cost._replace(speed=others * (share or USUAL_SHARE) * flops / schedule.cores, start=start)
+        speed = core_speed(cache_folder(job.run.data) / "machine", job.run.model.dtype)
+        cost = job.cost._replace(speed=others * (share or USUAL_SHARE) * speed, start=start)
         part = job.part()
         left[job.name] = cost.seconds(width, 1 - part) if part < 1 else 0.0
         time = "at most " * bool(job.run.train.stop_check_steps) + duration(cost.seconds(width))

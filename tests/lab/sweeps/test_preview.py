@@ -28,6 +28,7 @@ def test_preview_measures_once_and_counts_each_start(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("schedule", "turns"), [(Schedule(2, 3, 1), 3 / (TURNS * 2)), (Schedule(2, 2, 0), 2)])
 def test_preview_counts_the_time_of_runs_side_by_side_once(tmp_path, monkeypatch, schedule, turns):
     """The speed that runs log is against wall time, in which others were at work on the same device."""
+    monkeypatch.setattr(planning, "stored_ceiling", lambda *_: 0.0)
     monkeypatch.setattr(planning, "machine_ceiling", lambda folder, dtype, **how: 1e11)
     monkeypatch.setattr(planning, "LocalEngine", lambda jobs, at_once: SimpleNamespace(schedule=schedule))
     config = base_config("rope")
@@ -44,6 +45,25 @@ def test_preview_counts_the_time_of_runs_side_by_side_once(tmp_path, monkeypatch
         row = {"step": 1, "attempt": 1, "hash": job.run.hash, "mfu": planning.USUAL_SHARE / turns}
         job.folder.append(job.folder.metrics_file, row)
     assert left() == first and "min" in first
+
+
+def test_a_busy_machine_makes_no_run_slower(tmp_path, monkeypatch):
+    """Runs of one core logged a share of the speed of one core, which was stored before they competed."""
+    monkeypatch.setattr(planning, "LocalEngine", lambda jobs, at_once: SimpleNamespace(schedule=Schedule(2, 2, 1)))
+    monkeypatch.setattr(planning, "machine_ceiling", lambda folder, dtype, **how: 2e10)  # on two busy cores
+    config = base_config("rope")
+    config.sweep.seeds = (0, 1)
+    jobs = plan(read_sections(config), tmp_path)
+    for job in jobs:
+        job.folder.path.mkdir()
+        job.folder.write_config(job.run)
+        job.folder.append(job.folder.metrics_file, {"step": 1, "attempt": 1, "hash": job.run.hash, "mfu": 0.5})
+
+    def left(stored: float) -> str:
+        monkeypatch.setattr(planning, "stored_ceiling", lambda folder, dtype, cores: stored * (cores == 1))
+        return preview(jobs, {"jobs": 0, "on": "", "cpus": 1}).partition("; about ")[2].partition(" left")[0]
+
+    assert left(0.0) == left(1e10) != left(1e11)
 
 
 def test_work_lost_at_a_kill_is_not_done(tmp_path):
