@@ -63,7 +63,7 @@ REFERENCE = "rope"
 #: The cells of the figure with their names there, in groups. Lines join a group, whose neighbours differ in one thing.
 FIGURE = {
     "width, 1,200 steps": {"64, steps": "64", "128, L = 64": "128", "256, steps": "256\nn = 1"},
-    "L at width 64": {"64, L = 64": "64", "64, L = 256": "256"},
+    "L at width 64": {"64, L = 64": "64", "64, L = 128": "128", "64, L = 256": "256"},
     "text at width 64": {"64, stdlib": "code", "64, L = 64": "novels", "64, bpe": "BPE"},
 }
 
@@ -285,7 +285,7 @@ def figure(cells: Sequence[Cell], anchors: Sequence[Anchor], path: Path) -> None
                     line[0].set_label(name if not places[0] else None)
                     for at, values in zip(places, each, strict=True):
                         axis.plot([at] * len(values), values, "o", markersize=1.8, color=style.color)
-            axis.set_xticks(list(ticks), ticks.values())
+            axis.set_xticks(list(ticks), ticks.values(), size=8)
             look.log_axis(axis, [float(value) for line in axis.lines for value in line.get_ydata()])
         ours = dict(zip(here.encodings, np.exp(score(here.values, 4)), strict=True))
         for anchor in anchors:
