@@ -216,7 +216,7 @@ function fillVerdicts() {
   const one = $("one").value === "" ? null : Number($("one").value);
   const words = { better: "worse", worse: "better" };
   const body = data.verdicts.filter((v) => one === null || v[0] === one || v[1] === one).map(([n, m, place, effect, ...rest]) => {
-    const [protocol, stride, tokens, k, measure] = data.places[place], ofAnswers = measure === "exact_match", turned = m === one;
+    const [protocol, stride, tokens, k, measure] = data.places[place], ofAnswers = measure === "right", turned = m === one;
     const turn = (x) => (x === null ? null : ofAnswers ? -x : 1 / x);
     const flip = ([low, high, p, word]) => [turn(high), turn(low), p, words[word] ?? word];
     const verdicts = rest.slice(0, 2).map((verdict) => (turned ? flip(verdict) : verdict));
@@ -228,8 +228,8 @@ function fillVerdicts() {
       rest[2]];
   });
   const few = body.slice(0, MOST_ROWS);
-  const [ratio, text] = !data.places.some((place) => place[4] === "exact_match") ? ["ratio", "text"]
-    : data.places.every((place) => place[4] === "exact_match") ? ["right", "items"] : ["ratio, or right answers", "text or items"];
+  const [ratio, text] = !data.places.some((place) => place[4] === "right") ? ["ratio", "text"]
+    : data.places.every((place) => place[4] === "right") ? ["right", "items"] : ["ratio, or right answers", "text or items"];
   table("verdicts", ["curve", "against", "protocol", "tokens", ratio, `over ${text}`, "p (Holm)", "these checkpoints",
     `${text} and seeds`, "p (Holm)", "the method", "note"], few);
   if (!data.verdicts.length) $("verdicts").replaceChildren();
