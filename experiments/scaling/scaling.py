@@ -60,7 +60,7 @@ TEXTS = ("64, L = 64", "64, stdlib", "64, bpe")
 #: The parts that try learning rates: widths 64 and 32, and widths 32 and 256 with the steps of width 64.
 RATES = ("rates", "rates32", "rates32-steps", "rates256-steps")
 REFERENCE = "rope"
-#: The cells of the figure with their names there, in groups. Lines join a group, whose neighbours differ in one thing.
+#: The cells of the figure with their names there, in groups. Lines join the cells of a group.
 FIGURE = {
     "width, 1,200 steps": {"64, steps": "64", "128, L = 64": "128", "256, steps": "256\nn = 1"},
     "L at width 64": {"64, L = 64": "64", "64, L = 128": "128", "64, L = 256": "256"},

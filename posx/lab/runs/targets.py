@@ -122,7 +122,7 @@ def few_documents(asked: Asked, num_documents: int) -> str:
     The targets of a stretch, which holds a longest window in whole blocks, are at one place of the text.
     """
     targets, protocol = asked.targets, asked.plan.protocol
-    places = max(len(targets.sizes), targets.num_documents or 0)
+    places = max(targets.num_stretches, targets.num_documents or 0)
     if not protocol.has_whole_windows or places >= LEAST_PLACES or places >= num_documents:
         return ""
     stretch = _round_up(asked.plan.anchor, BLOCK_LEN)

@@ -1,4 +1,4 @@
-"""What a sweep would take, and how much of it is done."""
+"""Test the time that a dry run of a sweep names, and the finished part of a run."""
 
 import dataclasses
 from types import SimpleNamespace
