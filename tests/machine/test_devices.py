@@ -1,6 +1,7 @@
 """Eight devices, simulated on this CPU, compute what one does."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,14 +16,17 @@ from tests import tiny
 EIGHT = {"JAX_NUM_CPU_DEVICES": "8"}
 
 
-def test_an_edited_ceiling_is_measured_again(tmp_path, monkeypatch):
+def test_an_edited_or_old_ceiling_is_measured_again(tmp_path, monkeypatch):
     """The best of all times counts, so that a wrong one would stay. Other kinds of CPU have files of their own."""
-    speeds = iter((1e11, 2e11, 3e11))
-    monkeypatch.setattr(ceiling, "_measure", lambda dtype: next(speeds))
+    speeds = [1e11, 2e11, 1e10, 3e11]
+    monkeypatch.setattr(ceiling, "_measure", lambda dtype: speeds.pop(0))
     assert ceiling.machine_ceiling(tmp_path, "float32") == ceiling.machine_ceiling(tmp_path, "float32") == 1e11
     (file,) = tmp_path.glob("ceiling-*.json")
     file.write_text(file.read_text().replace("100000000000.0", "900000000000.0"))
     assert ceiling.machine_ceiling(tmp_path, "float32") == 2e11
+    os.utime(file, (0, 0))
+    assert ceiling.machine_ceiling(tmp_path, "float32") == 2e11
+    assert speeds == [3e11], "the old one was not measured again"
     monkeypatch.setattr(ceiling, "cpu_name", lambda: "another CPU")
     assert ceiling.machine_ceiling(tmp_path, "float32") == 3e11
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posx.errors import PosxError
 from posx.lab.config import EvalConfig
 from posx.lab.data import Dataset, TaskDataset, TextDataset
-from posx.lab.data.store import cache_folder
-from posx.lab.machine.ceiling import machine_ceiling
 from posx.lab.progress import duration, quantity, size
 from posx.lab.runs import text
 from posx.lab.runs.checks import check_stream
-from posx.lab.runs.cost import COMPILING, EVALUATION_SHARE, STARTING, Pass, pass_cost
+from posx.lab.runs.cost import COMPILING, EVALUATION_SHARE, STARTING, Pass, evaluation_speed, pass_cost
 from posx.lab.runs.describe import is_defined, make_run_model, slower
 from posx.lab.runs.load import stored_step
 from posx.lab.runs.targets import Asked, asked_rows, few_documents
@@ -61,12 +58,7 @@ def estimate(requests: Mapping[str, Request], jobs: int) -> tuple[str, dict[str,
     machine are measured, unless they were within the hour. Raises PosxError if the only run has no rows.
     """
     start_devices()
-    # Not stored, as the machine may be busy now.
-    ceiling = functools.cache(lambda folder, dtype: machine_ceiling(folder, dtype, max_age=3600, keep=False))
-    speeds = {
-        name: EVALUATION_SHARE * ceiling(cache_folder(one.run.data) / "machine", one.run.model.dtype)
-        for name, one in requests.items()
-    }
+    speeds = {name: evaluation_speed(one.run, keep=False) for name, one in requests.items()}
     cores = len(usable_cores())
     tasks = [Evaluation(one.asked, one.folder, speed=speeds[name] / cores) for name, one in requests.items()]
     schedule = LocalEngine(tasks, jobs).schedule

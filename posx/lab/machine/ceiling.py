@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import functools
 import time
 from pathlib import Path
 
@@ -21,9 +21,11 @@ from posx.machine.platforms import is_on_cpu
 #: needs larger products, and several, or it shows how fast calls begin.
 SIZE, PRODUCTS = 2048, 1
 ACCELERATOR_SIZE, ACCELERATOR_PRODUCTS = 8192, 16
+#: Seconds after which a stored speed is measured again, as others may have been at work. The best of all times counts.
+MAX_AGE = 3600.0
 
 
-def machine_ceiling(folder: Path, dtype: str, max_age: float = math.inf, keep: bool = True) -> float:
+def machine_ceiling(folder: Path, dtype: str, keep: bool = True) -> float:
     """Return the FLOP/s of large matrix products on all devices together: the denominator of MFU.
 
     It is stored once per kind of device and number of cores. On CPUs a product on one device is computed by all cores
@@ -32,14 +34,13 @@ def machine_ceiling(folder: Path, dtype: str, max_age: float = math.inf, keep: b
     Args:
       folder: where the speed is stored.
       dtype: of the operands.
-      max_age: seconds after which it is measured again, as others may have been at work. The best of all times counts.
-      keep: whether a measurement is stored.
+      keep: whether a measurement is stored. A process that only estimates does not: the machine may be busy now.
     """
     units = jax.process_count() if is_on_cpu() else jax.device_count()
     path = _path(folder, dtype, len(usable_cores()))
     known = _read(path)
     with contextlib.suppress(OSError):
-        if known and time.time() - path.stat().st_mtime < max_age:
+        if known and time.time() - path.stat().st_mtime < MAX_AGE:
             return units * known
     measured = max(known, _measure(dtype))
     with contextlib.suppress(OSError, PosxError):  # a cache that cannot be written only means measuring again
@@ -63,6 +64,7 @@ def _read(path: Path) -> float:
     return number(checksums.read_verified(path).get("flops_per_second")) or 0.0
 
 
+@functools.cache
 def _measure(dtype: str) -> float:
     """Return the speed of the fastest of several products, since others may use the machine meanwhile."""
     size, count = (SIZE, PRODUCTS) if is_on_cpu() else (ACCELERATOR_SIZE, ACCELERATOR_PRODUCTS)

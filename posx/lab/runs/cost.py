@@ -77,9 +77,9 @@ def _memory(model: Model, tokens: int, flops: float) -> float:
     return EVALUATION_MEMORY + 4.0 * (copies * count(model) + layers + logits)
 
 
-def evaluation_speed(run: RunConfig) -> float:
+def evaluation_speed(run: RunConfig, keep: bool = True) -> float:
     """Return the expected FLOP/s of evaluation without an encoding, on all devices of this machine together.
 
-    The matrix products of this machine are measured, unless they were before.
+    The matrix products of this machine are measured, unless they were within the hour. `keep` stores the measurement.
     """
-    return EVALUATION_SHARE * machine_ceiling(cache_folder(run.data) / "machine", run.model.dtype)
+    return EVALUATION_SHARE * machine_ceiling(cache_folder(run.data) / "machine", run.model.dtype, keep)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -155,13 +154,11 @@ def preview(jobs: Sequence[Job], values: Mapping[str, Any]) -> str:
     others = 1.0 if on or not share else schedule.turns(schedule.at_once) if schedule.width else schedule.at_once
     start = _median([row["start"].get("seconds") for row in rows if isinstance(row.get("start"), dict)]) or START
 
-    @functools.cache  # one measurement for all runs
     def core_speed(folder: Path, dtype: str) -> float:
         """Return the speed of products on a core. Shares are of the speed that was stored before runs shared it."""
         if share and not on and schedule.width and (known := stored_ceiling(folder, dtype, schedule.width)):
             return known / schedule.width
-        # Not stored, as the machine may be busy now.
-        return machine_ceiling(folder, dtype, max_age=3600, keep=False) / schedule.cores
+        return machine_ceiling(folder, dtype, keep=False) / schedule.cores
 
     left: dict[str, float] = {}
     table = [["run", *varying, "resolved", "parameters", "memory", "time", "is"]]

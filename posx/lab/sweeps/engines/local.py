@@ -38,9 +38,7 @@ STOP_SECONDS = 25.0
 #: The meaning of a signal that ends a process before it can name a reason, by its exit code.
 SIGNALS = {-9: "killed (often: out of memory)", -7: "a file that it reads was truncated, or memory failed (SIGBUS)"}
 #: Measures the speed of matrix products and stores it in argv[1], for numbers of type argv[2], within the hour.
-MEASURE = (
-    "import sys, pathlib as p, posx.lab.machine.ceiling as c; c.machine_ceiling(p.Path(sys.argv[1]), sys.argv[2], 3600)"
-)
+MEASURE = "import sys, pathlib as p, posx.lab.machine.ceiling as c; c.machine_ceiling(p.Path(sys.argv[1]), sys.argv[2])"
 #: The first letters of environment variables that a run inherits from the sweep's process.
 CARRIED = ("JAX_", "XLA_", "NPROC", "PYTHONPATH", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_", "HF_DATASETS_", "HF_ENDPOINT")
 #: Seconds that a run waits for its folder. The system frees the lock of a lost machine when it notices, NFS after 90 s.
