@@ -98,19 +98,23 @@ def find_files(config: DataConfig, setting: str) -> Files:
         return Files(path.parent, (path,), str(path))
     unread = {*(IDS if reads_text else ()), *(TEXTS if config.tokenizer == "ids" else ()), *_untyped_suffix(config)}
     formats = [suffix for suffix in READERS if suffix and suffix not in unread]
-    usable, empty, others = list[Path](), list[Path](), list[Path]()
+    usable, empty, others, broken = list[Path](), list[Path](), list[Path](), list[Path]()
     for file in sorted(_walk(path)):
-        if file.is_file():
+        if not file.exists():
+            broken.append(file)
+        elif file.is_file():
             is_other = file.suffix.lower() not in READERS.keys() - unread
             kind = others if is_other else usable if file.stat().st_size else empty
             kind.append(file)
+    if not usable and broken:
+        raise DataError(f"{key} '{path}': '{broken[0].name}' is a broken link, and no other file can be read.")
     if not usable and empty:
         raise DataError(f"{key} '{path}': all files are empty (0 bytes). Name files with text in them.")
     if not usable:
         raise _without_files(f"{key} '{path}'", others, config)
     left = [
         _left_out_text(files, why)
-        for files, why in ((empty, "empty"), (others, f"not of {' '.join(formats)}"))
+        for files, why in ((broken, "broken links"), (empty, "empty"), (others, f"not of {' '.join(formats)}"))
         if files
     ]
     return Files(path, tuple(usable), str(path), "; ".join(left))

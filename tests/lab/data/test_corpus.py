@@ -277,9 +277,14 @@ def test_files_of_a_folder_that_are_left_out_are_named(tmp_path):
         (folder / name).write_text("some words of a text\n" * 9)
     for name in ("none.txt", "packed.txt.gz", "picture.png", ".hidden.gz"):
         (folder / name).write_bytes(b"" if name == "none.txt" else b"x")
+    (folder / "lost.txt").symlink_to(tmp_path / "moved.txt")
     notes = " ".join(load(tmp_path, folder).notes)
-    assert "left out as empty: none.txt;" in notes
+    assert "left out as broken links: lost.txt; left out as empty: none.txt;" in notes
     assert "packed.txt.gz, picture.png" in notes and "hidden" not in notes
+    for name in ("a.txt", "b.txt"):
+        (folder / name).unlink()
+    with pytest.raises(DataError, match="'lost.txt' is a broken link"):
+        load(tmp_path, folder)
 
 
 def test_missing_path_names_the_nearest_folder(tmp_path):
