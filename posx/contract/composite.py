@@ -115,7 +115,8 @@ class Chain(Composite):
 
     `score` sees raw q and k in `tile.q`, `tile.k` and the vectors mapped by all parts in `tile.mapped_q`. A map that
     looks back sees vectors before any map, so it must be the first map. No part may map vectors after one that rotates
-    planes and changes their width, as PoPE does.
+    planes and changes their width, as PoPE does. A part that rotates planes may also change scores, as Self-Extend
+    does. It must be the last that maps queries or keys, and no part may have a decay then.
     """
 
     parts: tuple[Encoding, ...]
@@ -131,6 +132,16 @@ class Chain(Composite):
                 raise ConfigError(
                     f"{late[0]} reads earlier vectors before any map, so it must come before {maps[0]} in a chain"
                     + (", which also reads them: use only one of them" if maps[0].history.get(hook) else "")
+                )
+        parts = list(walk_chain(self))
+        for n, part in enumerate(parts):
+            if not (part.planes and part.acts_on("score")):
+                continue
+            if later := [other for other in parts[n + 1 :] if other.acts_on("query") or other.acts_on("key")]:
+                raise ConfigError(f"{part} changes the scores of vectors that it rotates. Put it after {later[0]}.")
+            if fading := [other for other in parts if other.acts_on("decay")]:
+                raise ConfigError(
+                    f"{part} changes scores, but knows no decay, as {fading[0]} has. Leave one of them out."
                 )
 
     def named_parts(self) -> dict[str, Encoding]:

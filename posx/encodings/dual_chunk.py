@@ -35,7 +35,6 @@ class DualChunk(Composite):
     chunk: Length | None = None
     window: Length | None = None
 
-    reads_raw_keys = True
     integer_positions = True
     shift_invariant = False  # chunks begin at position 0
     about = About("arXiv 2402.17463", "on a trained RoPE model yes, in its paper")

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from posx.contract import About, Composite, Dims, Params, Tile, fact
 from posx.contract.fields import Length, at_least
-from posx.encodings.rope import Rope
+from posx.encodings.angles import sin_cos
+from posx.encodings.rope import Rope, rotate
 from posx.machine.platforms import is_on_cpu
 
 
@@ -32,7 +33,6 @@ class SelfExtend(Composite):
     window: Length | None = None
     group: Annotated[int, "tokens", at_least(0)] = 4
 
-    reads_raw_keys = True
     integer_positions = True
     shift_invariant = fact(lambda self: self.group < 2)  # groups begin at position 0
     about = About("arXiv 2401.01325", "on a trained RoPE model yes, up to (L - w) G + w tokens in its paper")
@@ -55,19 +55,24 @@ def move_products(
 ) -> jax.Array:
     """Return scores s [h, q, k] with the products of RoPE at other positions, for some pairs.
 
+    Vectors that are mapped turn on by the change of position, as rotations add. So maps before RoPE in a chain keep
+    their effect. There are none after it: see `Chain`.
+
     Args:
       rope: its products are in s.
       s, tile: as `score` is given them.
       moves: the pairs, bool [q, k], and the positions [q] and [k] at which their vectors meet. No pair is in two moves.
     """
 
-    def rotate_pair(q_pos: jax.Array, k_pos: jax.Array) -> tuple[jax.Array, jax.Array]:
-        q, k = (rope.query({}, x, pos, {}) for x, pos in ((tile.q, q_pos), (tile.k, k_pos)))
-        return q, k
+    theta = rope.frequencies.checked(rope.base, rope.rotary_dim)
+
+    def turn(x: jax.Array, pos: jax.Array, to: jax.Array) -> jax.Array:
+        return rotate(x, *sin_cos(to - pos, theta), rope.layout)
 
     def change(s: jax.Array, pairs: jax.Array, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
-        (old_q, old_k), (q, k) = rotate_pair(tile.q_pos, tile.k_pos), rotate_pair(q_pos, k_pos)
-        q, k = jnp.concatenate([q, -old_q], axis=-1), jnp.concatenate([k, old_k], axis=-1)
+        q, k = turn(tile.mapped_q, tile.q_pos, q_pos), turn(tile.mapped_k, tile.k_pos, k_pos)
+        q = jnp.concatenate([q, -tile.mapped_q], axis=-1)
+        k = jnp.concatenate([k, tile.mapped_k], axis=-1)
         gain = jnp.einsum("qhd,khd->hqk", q, k, preferred_element_type=s.dtype)  # the new product less the old one
         gain = gain * tile.logit_scale / math.sqrt(tile.q.shape[-1])
         return s + jnp.where(pairs[None], gain, 0).astype(s.dtype)

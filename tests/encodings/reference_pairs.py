@@ -47,7 +47,10 @@ def outputs(parts, x, project, pos):
 
 
 class Tokens:
-    """Tokens x [t, m] as embedded, q and k [t, h, d] as projected, positions."""
+    """Tokens x [t, m] as embedded, q and k [t, h, d] as projected, positions.
+
+    `inside` sets `last` to the q and k that the last map was given.
+    """
 
     def __init__(self, x, q, k, pos):
         self.x, self.q, self.k, self.pos = x, q, k, pos
@@ -74,6 +77,7 @@ def inside(parts, tokens):
     q, k = tokens.q, tokens.k
     for name, encoding, params in parts:
         if name in MAPS:
+            tokens.last = q, k
             q, k = MAPS[name](encoding, params, tokens, q, k)
     found = np.einsum("ihc,jhc->hijc", q, k)
     for name, encoding, _ in parts:
@@ -373,11 +377,16 @@ def dape(encoding, params, tokens, logit_scale, s):
 
 
 def moved(logits):
-    """Return the terms that a remap of RoPE's distances adds to RoPE."""
+    """Return the terms that a remap of RoPE's distances adds to RoPE, for vectors that other maps were given first."""
 
     def found(encoding, params, tokens, logit_scale, s):
-        near = tokens.alone(lambda own, *pair: reference.rope(own.rope, *pair), encoding, params)
-        return s + logit_scale * (tokens.alone(logits, encoding, params) - near)
+        (q, k), own = tokens.last, math.sqrt(tokens.last[0].shape[-1] / tokens.q.shape[-1])
+
+        def gain(i, j, h):
+            pair = params, q[i, h], k[j, h], *tokens.at(i, j), h
+            return own * (logits(encoding, *pair) - reference.rope(encoding.rope, *pair))
+
+        return s + logit_scale * tokens.pairs(gain)
 
     return found
 

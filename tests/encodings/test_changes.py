@@ -92,7 +92,7 @@ def test_changed_encoding_of_a_trained_one(trained, text, wanted):
         ("rope(base=7)+rope(base=7)",
          "rope(base=7, layout=half_split, rotary_dim=4, frequencies=geometric)",
          "rope alone would drop rope"),
-        ("self_extend(rope=rope(base=5))+self_extend", "dual_chunk(rope=rope(rotary_dim=4))",
+        ("rope(base=5)+rope", "dual_chunk(rope=rope(rotary_dim=4))",
          "rope: the run was trained with 2 of these"),
         (BASE, "sinusoidal+log_length", "sinusoidal would have base=10000.0, but"),
         (f"{BASE}+alibi", "sinusoidal+alibi", "sinusoidal would have base=10000.0, but"),

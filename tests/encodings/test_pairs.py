@@ -24,6 +24,7 @@ MAPS_KEYS = (
     "tupe", "rope", "xpos", "pope", "fope", "darope", "selective_rope", "self_extend", "dual_chunk", "key_offset",
     "accumulated_rope", "rotated_values", "canon", "mrope", "axial",
 )  # fmt: skip
+MOVERS = {"self_extend", "dual_chunk"}
 #: One that maps, put before others, and one that reads all that comes before it. The slow test has all pairs.
 WITH = ("rope", "dape")
 
@@ -38,6 +39,10 @@ def refusal(first, second):
         second == "canon" and first in (*MAPS_KEYS, "transformer_xl")
     ):
         return "reads earlier vectors before any map"
+    if first in MOVERS and second in (*MAPS_KEYS, "transformer_xl"):
+        return "changes the scores of vectors that it rotates"
+    if "xpos" in (first, second) and {first, second} & MOVERS:
+        return "knows no decay"
     if len({CASES[name].axes for name in (first, second)} - {0}) > 1:
         return "Give all parts equal axes"
     if first == "pope" and second in (*MAPS_KEYS, "transformer_xl"):
@@ -93,6 +98,12 @@ def test_every_pair_is_the_sum_of_its_parts(first):
 
 def test_pope_passes_the_channels_that_tupe_appends():
     check_pair("tupe", "pope")
+
+
+@pytest.mark.parametrize("mover", sorted(MOVERS))
+def test_a_remap_of_distances_keeps_the_maps_before_it(mover):
+    for name in ("key_offset", "tupe"):
+        check_pair(name, mover)
 
 
 def test_pairs_whose_maps_do_not_compose_are_refused():

@@ -6,6 +6,7 @@ losses are in nats per token, on the same targets.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from posx.encodings import from_spec, spec_text
 from posx.encodings.frequencies import Geometric
 from posx.encodings.rope import Rope
 from posx.encodings.xpos import Xpos
+from posx.errors import ConfigError
 from posx.evaluation.statistics import LARGEST_NLL
 from posx.lab.config import RunConfig
 
@@ -70,7 +72,9 @@ def changes(run: RunConfig, longest: int) -> list[Change]:
         held = f"self_extend(window={train_len - 1},group=0)"
         spec = "+".join(held if type(part) is Rope else spec_text(part) for part in parts)
         words = "distances that training never met, not from the number of tokens"
-        made.append(Change(f"distances held at {train_len - 1:,}", words, spec))
+        with contextlib.suppress(ConfigError):  # a later map, or a decay
+            from_spec(spec)
+            made.append(Change(f"distances held at {train_len - 1:,}", words, spec))
     words = f"tokens that are {train_len:,} or more back"
     return [*made, Change(f"window of {train_len:,}", words, masks="window")]
 
