@@ -117,7 +117,7 @@ def attend(
 
     Raises:
       ConfigError: the encoding has an open field, was built for other sizes, or lacks its parameters. Or it does not
-        allow the mask.
+        allow the mask. RoPE knows its `rotary_dim` alone: if it is less than d, the rest passes unchanged.
       UndefinedLength: known positions past the last one that the encoding is defined for.
       ValueError: shapes, types or an executor that do not fit.
     """

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import numpy as np
 
 from posx.errors import ConfigError
 
@@ -39,9 +40,10 @@ class Mask:
         raise ConfigError(f"{cls.__name__}: a mask is posx.causal(), full() or window(). It cannot be subclassed.")
 
     def __post_init__(self) -> None:
-        if not (0 <= self.window < 2**31 and 0 <= self.sinks < 2**31):
+        sizes = self.window, self.sinks
+        if not all(isinstance(size, int | np.integer) and 0 <= size < 2**31 for size in sizes):
             raise ConfigError(
-                f"mask: window={self.window}, sinks={self.sinks}: both must be at least 0 and below 2**31."
+                f"mask: window={self.window}, sinks={self.sinks}: both must be whole numbers from 0 to 2**31 - 1."
             )
         if self.window and not self.causal:
             raise ConfigError(
@@ -71,6 +73,8 @@ def full() -> Mask:
 
 def window(size: int, sinks: int = 0) -> Mask:
     """Return the mask under which each token sees the last `size` tokens, itself included, and the first `sinks`."""
+    if size < 1:
+        raise ConfigError(f"window: size={size} must be at least 1. posx.causal() has no limit.")
     return Mask(window=size, sinks=sinks)
 
 

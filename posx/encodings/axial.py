@@ -74,6 +74,8 @@ class Axial(Composite):
         if inner.axes != 1:
             reads = f"positions with {inner.axes} axes" if inner.axes else "no position"
             raise ConfigError(f"axial: {name} reads {reads}. Give an encoding of one axis, such as rope.")
+        if inner.history:
+            raise ConfigError(f"axial: {name} reads the vectors of earlier tokens, which has no form along axes.")
         if inner.causal_only:
             raise ConfigError(
                 f"axial: {name} tells no later keys apart, but an earlier token may have the larger number on an "

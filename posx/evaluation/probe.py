@@ -1,7 +1,8 @@
 """Check that a user's function gives log-probabilities of the next token, by changing the ends of a window.
 
-Entry i of a window must be of token i + 1, and depend on tokens 0 .. i + 1 alone. No honest model is refused: neither
-one that ignores its tokens, such as a uniform one, nor one whose arithmetic is not repeatable.
+Entry i of a window must be of token i + 1, and depend on tokens 0 .. i + 1 alone. A model may ignore its tokens, as a
+uniform one does, and its arithmetic need not be repeatable. Distributions that depend on the token before the last one,
+and never on the last one, are taken for distributions of the wrong token.
 """
 
 from __future__ import annotations

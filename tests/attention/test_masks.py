@@ -36,10 +36,15 @@ def test_masks_are_values():
     assert hash(posx.causal()) == hash(posx.attention.Mask())
 
 
-@pytest.mark.parametrize("fields", [{"window": -1}, {"sinks": -1}, {"window": 4, "causal": False}])
+@pytest.mark.parametrize("fields", [{"window": -1}, {"sinks": -1}, {"window": 3.5}, {"window": 4, "causal": False}])
 def test_masks_that_cannot_be(fields):
     with pytest.raises(ConfigError, match="^mask: "):
         posx.attention.Mask(**fields)
+
+
+def test_a_window_of_no_tokens_is_not_taken_for_no_window():
+    with pytest.raises(ConfigError, match="size=0 must be at least 1"):
+        posx.window(0)
 
 
 def test_masks_have_no_subclasses():

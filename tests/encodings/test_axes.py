@@ -119,6 +119,7 @@ def test_an_encoding_that_reads_no_position_takes_any_axes(pos):
         ("axial(inner=nope)", "axial: nope reads no position"),
         ("axial(inner=mrope)", "axial: mrope reads positions with 3 axes"),
         ("axial(inner=t5)", r"axial: t5 tells no later keys apart.* such as t5\(bidirectional=True\)"),
+        ("axial(inner=key_offset+rope)", "axial: chain reads the vectors of earlier tokens"),
         ("axial(inner=fox)", "axial: fox acts on features, token_bias, which has no form along axes"),
         ("axial(inner=grape_a)", "axial: grape_a acts on score"),
         ("axial(inner=xpos)", "axial: xpos acts on decay"),
