@@ -214,7 +214,7 @@ def run_generate(values: dict[str, Any], _: None) -> None:
     run = folder.read_config()
     use_compile_cache(cache_folder(run.data))
     model, params, tokenizer, _step = load_model(folder)
-    prompt = np.concatenate([[tokenizer.begin], tokenizer.encode(values["prompt"])])
+    prompt, added = with_begin(tokenizer, tokenizer.encode(values["prompt"]), run.data.is_task)
     sampling = dataclasses.replace(sampling, vocab_size=tokenizer.vocab_size)
     steps = generate(
         model, params, [prompt], values["num_tokens"], sampling=sampling, seed=values["seed"],
@@ -223,12 +223,23 @@ def run_generate(values: dict[str, Any], _: None) -> None:
     try:
         first = next(steps)
     except ConfigError as error:
-        raise ConfigError(f"{error} The token before the prompt counts as one of its tokens.") from None
+        counted = " The token before the prompt counts as one of its tokens." if added else ""
+        raise ConfigError(f"{error}{counted}") from None
     print(values["prompt"], end="", flush=True)
     new = (int(step[0]) for step in itertools.chain([first], steps))
     for piece in text_pieces(tokenizer, prompt, itertools.takewhile(lambda one: one not in tokenizer.ends, new)):
         print(piece, end="", flush=True)
     print()
+
+
+def with_begin(tokenizer: Tokenizer, ids: np.ndarray, is_task: bool) -> tuple[np.ndarray, bool]:
+    """Return a prompt's ids with the begin token before them, and whether it was added.
+
+    The words of a task's row name that token, so a prompt may begin with it. In a text its spelling stays text.
+    """
+    if is_task and ids[:1].tolist() == [tokenizer.begin]:
+        return ids, False
+    return np.concatenate([[tokenizer.begin], ids]), True
 
 
 def text_pieces(tokenizer: Tokenizer, prompt: Iterable[int], new: Iterable[int]) -> Iterator[str]:

@@ -11,6 +11,7 @@ import pytest
 import posx
 from posx.errors import ConfigError, DataError
 from posx.lab import plots
+from posx.lab.commands import results
 from posx.lab.data import DataConfig, prepare
 from posx.lab.files.rows import result_text, row_problem
 from posx.lab.plots.captions import unfinished_lines
@@ -119,6 +120,22 @@ def test_exact_match_is_that_of_greedy_answers(majority):
         written[:, place] = np.where(items.scored[:, place], logits.argmax(axis=-1), written[:, place])
     right = (written == items.tokens).all(axis=1).sum()
     assert right == round(row["exact_match"] * 300)
+
+
+def test_generate_answers_the_prompt_of_the_guide(majority, capsys, monkeypatch):
+    """`<bos>`, id 0, comes once, whether the prompt has it or not."""
+    seen, generate = [], results.generate
+
+    def spied(model, params, prompts, *args, **options):
+        seen.append(prompts[0].tolist())
+        return generate(model, params, prompts, *args, **options)
+
+    monkeypatch.setattr(results, "generate", spied)
+    for start in ("<bos> ", ""):
+        words = [f"--prompt={start}0 1 1 <sep>", "--temperature=0", "--num_tokens=2"]
+        code, out, err = tiny.call(capsys, "generate", f"--workdir={majority}", *words)
+        assert code == 0 and out.split() == [*start.split(), *"0 1 1 <sep> 1".split()], out + err
+    assert seen == [[0, 4, 5, 5, 1]] * 2
 
 
 def test_rows_have_the_attention_weights_of_some_items(majority, capsys):
