@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from posx.lab.config.run import IMPORTED
 from posx.lab.config.sections import shortest_cycle
 from posx.lab.data.tokenizers import BpeTokenizer
 from posx.lab.files.atomic import disk_errors, write_json
+from posx.lab.files.lines import parse_json
 from posx.lab.progress import size
 from posx.lab.runs.checks import check_disk
 from posx.lab.runs.describe import count, make_run_model
@@ -39,6 +41,10 @@ from posx.parsing import to_type
 
 #: The sizes that a config must have.
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+#: The pieces that a text is split into by the tokenizer of Qwen 2 and 3, before pairs of bytes are merged.
+QWEN_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def import_model(source: ForeignModel, whose: str, folder: RunFolder) -> RunConfig:
@@ -207,9 +213,20 @@ def export_model(folder: RunFolder, target: Path) -> int:
         save_file(arrays, target / "model.safetensors", {"format": "pt"})
         if isinstance(tokenizer, BpeTokenizer):
             (target / "tokenizer.json").write_text(tokenizer.plain, "utf-8")
+            _say_split(tokenizer, config["model_type"])
         else:
             say(f"notice: no tokenizer is written, because the {tokenizer.name} tokenizer has no form there")
     return step
+
+
+def _say_split(tokenizer: BpeTokenizer, family: str) -> None:
+    """Say so if AutoTokenizer would split texts in another way. For Qwen it does not read the split of the file."""
+    split = json.dumps(parse_json(tokenizer.plain).get("pre_tokenizer"))
+    if family.startswith("qwen") and json.dumps(QWEN_SPLIT) not in split:
+        say(
+            f"notice: AutoTokenizer splits texts as Qwen does if model_type={family}, so it gives other tokens. Load "
+            "this tokenizer by transformers.PreTrainedTokenizerFast.from_pretrained(FOLDER)."
+        )
 
 
 def transformers_config(run: RunConfig) -> dict[str, Any]:

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 import posx
-from posx.lab.data import train_bpe
+from posx.lab.config import base_config, run_config
+from posx.lab.data import BpeTokenizer, train_bpe
 from posx.lab.generate import Sampling, generate
+from posx.lab.runs import exchange
 from posx.lab.runs.changes import change_run
 from posx.lab.runs.describe import count, make_run_model
-from posx.lab.runs.exchange import read_run
+from posx.lab.runs.exchange import export_model, read_run
 from posx.lab.runs.folder import RunFolder
 from posx.lab.runs.foreign import read_model
 from posx.lab.runs.load import load_model
@@ -241,6 +243,26 @@ def test_other_shapes_are_not_exported_to_hugging_face(capsys, whole, tmp_path):
     words = ["export", f"--workdir={whole}"]
     refused(capsys, 2, [*words, f"--to={tmp_path / 'out'}"], "does not have Llama's shape", "model.mlp=gelu")
     refused(capsys, 2, [*words, f"--to={tmp_path / 'out.bin'}"], "must end with .safetensors")
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_an_export_as_qwen_names_another_split(capsys, tmp_path, monkeypatch, family):
+    """transformers' AutoTokenizer splits texts by the model's family. For Llama and Mistral it reads the file."""
+    settings = base_config("rope")
+    settings.model.update({"num_layers": 1, "model_dim": 16, "num_heads": 2, "mlp": "swiglu"})
+    settings.model.update({"biases": "qkv" if family == "qwen2" else "none", "qk_norm": family == "qwen3"})
+    settings.model.mask_policy = ("window(size=8)",) if family == "mistral" else ("causal",)
+    run, own = run_config(settings), train_bpe(["some words"], 270)
+    model = make_run_model(run, own.vocab_size)
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), model.abstract())
+    split = {"type": "Split", "pattern": {"Regex": exchange.QWEN_SPLIT}, "behavior": "Isolated", "invert": False}
+    theirs = BpeTokenizer(json.dumps(json.loads(own.text) | {"pre_tokenizer": split}))
+    for name, tokenizer in {"own": own, "theirs": theirs}.items():
+        monkeypatch.setattr(exchange, "load_model", lambda folder, held=tokenizer: (model, params, held, 1))
+        export_model(SimpleNamespace(read_config=lambda: run), tmp_path / name)
+        assert json.loads((tmp_path / name / "config.json").read_text())["model_type"] == family
+        warned = "PreTrainedTokenizerFast" in capsys.readouterr().err
+        assert warned == (name == "own" and family.startswith("qwen"))
 
 
 @pytest.mark.slow
