@@ -92,6 +92,11 @@ def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     if run.data.is_task:
         raise ConfigError(f"{place}: posx autopsy measures losses on text, but this run answers {run.data.source}.")
     run.model.require_causal("posx autopsy")
+    if run.train.token_positions.measure(run.train.length) is not None:
+        raise ConfigError(
+            f"{place}: posx autopsy needs tokens at positions 0 to L - 1, but train.positions={run.train.positions} "
+            "gives others, so training met other distances. Measure the run with posx evaluate."
+        )
     lengths = values["lengths"]
     if not lengths and "eval.lengths" not in settings:
         lengths = ",".join(str(n * run.train.length) for n in (1, 2, 4))

@@ -161,6 +161,19 @@ def test_losses_by_position_are_means_over_targets():
     assert autopsy.losses_by_position({"eval_len": 48}, L) == []
 
 
+@pytest.mark.parametrize("positions", ["randomised(longest=99)", "grid", "offset(longest=99)"])
+def test_positions_with_other_distances_are_refused(tmp_path, capsys, positions):
+    settings = base_config("nope")
+    settings.train.update({"length": 16, "positions": positions})
+    settings.eval.lengths = (16,)
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.write_config(run_config(settings), num_params=1)
+    has_others = not positions.startswith("offset")
+    wanted = f"train.positions={positions} gives others" if has_others else "above the training length, 16"
+    refused(capsys, 2, ["autopsy", str(folder.path), "--lengths=16"], wanted)
+
+
 def test_what_cannot_be_opened_is_one_line(whole, capsys):
     asked = ["autopsy", str(whole)]
     refused(capsys, 2, [*asked, "--lengths=16"], "--lengths", "above the training length, 16")
