@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from posx.attention.masks import Mask
 from posx.contract import Encoding, walk_chain
 from posx.encodings import from_spec, spec_text
 from posx.encodings.frequencies import Geometric
@@ -109,11 +110,11 @@ def new_planes(run: RunConfig, length: int) -> float | None:
 def observations(run: RunConfig, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers of a window's attention weights and planes. row: of the weights as trained.
 
-    `equal_far_weight` is the `far_weight` of equal weights on all tokens so far. Numbers that were not read are None.
+    `equal_far_weight` is the `far_weight` of equal weights on all tokens that a query sees. Numbers that were not read
+    are None.
     """
-    train_len, length = run.train.length, row["eval_len"]
-    places = np.arange(length) + 1.0
-    equal = float(np.mean(np.maximum(places - train_len, 0) / places))
+    length = row["eval_len"]
+    equal = float(np.mean([_equal_far_weight(mask, run.train.length, length) for mask in run.model.masks]))
     names = ("attention_items", "far_weight", "attention_entropy", "zero_weights", "zero_weights_bfloat16", "attention")
     return {
         "eval_len": length,
@@ -121,6 +122,14 @@ def observations(run: RunConfig, row: Mapping[str, Any]) -> dict[str, Any]:
         "equal_far_weight": round(equal, 6),
         "new_planes": new_planes(run, length),
     }
+
+
+def _equal_far_weight(mask: Mask, train_len: int, length: int) -> np.ndarray:
+    """Return the share [length] of the tokens that each query sees under a causal mask which is L or more back."""
+    places, window = np.arange(length) + 1, mask.window or length
+    recent, sinks = np.minimum(places, window), np.clip(places - window, 0, mask.sinks)  # within the window and outside
+    far = np.maximum(recent - train_len, 0) + np.clip(places - max(window, train_len), 0, mask.sinks)
+    return far / (recent + sinks)
 
 
 def losses_by_position(row: Mapping[str, Any], train_len: int) -> list[dict[str, Any]]:

@@ -102,6 +102,24 @@ def test_new_planes_follow_from_frequencies_alone():
 
 
 @pytest.mark.parametrize(
+    "masks",
+    [
+        ("causal",), ("window(size=32)", "causal"), ("window(size=50)",), ("window(size=10, sinks=40)",),
+        ("window(size=40, sinks=3)", "window(size=200)"),
+    ],
+)  # fmt: skip
+def test_equal_far_weights_are_of_the_tokens_in_sight(masks):
+    """Against all pairs of 128 tokens, under the mask of each layer. L is 32."""
+    run, back = settings_of("rope", masks), np.arange(128)[:, None] - np.arange(128)
+    wanted = []
+    for mask in run.model.masks:
+        seen = (back >= 0) & ((back < (mask.window or 128)) | (np.arange(128) < mask.sinks))
+        wanted.append((seen & (back >= 32)).sum(axis=1) / seen.sum(axis=1))
+    found = autopsy.observations(run, {"eval_len": 128})["equal_far_weight"]
+    assert found == pytest.approx(np.mean(wanted), abs=1e-6)
+
+
+@pytest.mark.parametrize(
     ("trained", "narrow", "wide", "wanted"),
     [
         (2.0, 1.05, 1.0, "Narrow: restores 95% of the loss at 64 tokens, so the failure comes from angles."),
