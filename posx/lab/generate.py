@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from posx.attention.cache import Cache
+from posx.encodings import spec_text
 from posx.errors import ConfigError, NonFiniteError
 from posx.evaluation.ids import token_ids
-from posx.lab.positions import Positions
+from posx.lab.positions import PositionPolicy, Positions
 from posx.machine.platforms import product_precision
 
 if TYPE_CHECKING:
@@ -154,16 +155,16 @@ def generate(
       positions: of the run that the model was trained in.
 
     Raises:
-      ConfigError: an empty prompt, or token ids outside the vocabulary. Prompt and new tokens past the last position of
-        the encoding, or of the policy. Prompts whose lengths would set the encoding, or the positions, to different
-        values. Another number of seeds.
+      ConfigError: positions with other axes than the encoding reads. An empty prompt, or token ids outside the
+        vocabulary. Prompt and new tokens past the last position of the encoding, or of the policy. Prompts whose
+        lengths would set the encoding, or the positions, to different values. Another number of seeds.
       NonFiniteError: NaN or infinite logits.
     """
     prompts = [
         np.asarray(token_ids(prompt, "[t]", name=f"prompts[{n}]", vocab_size=model.vocab_size))
         for n, prompt in enumerate(prompts)
     ]
-    encodings = _fit_model(model, prompts, num_tokens, chunk, positions.policy.most).encodings
+    encodings = _fit_model(model, prompts, num_tokens, chunk, positions.policy).encodings
     longest = max(map(len, prompts))
     places = positions.measure(longest + num_tokens)
     tokens = np.full((len(prompts), longest), -1, np.int32)
@@ -199,12 +200,16 @@ def _key(seed: int | Sequence[int], count: int) -> jax.Array:
     return jax.vmap(jax.random.key)(np.array(seed, np.uint32))
 
 
-def _fit_model(model: Model, prompts: list[np.ndarray], num_tokens: int, chunk: int, most: int | None) -> Model:
-    """Return the model set for the length of these texts. Raises ConfigError as `generate` does.
-
-    most: the number of the positions that are drawn from, None if they are not random.
-    """
+def _fit_model(model: Model, prompts: list[np.ndarray], num_tokens: int, chunk: int, policy: PositionPolicy) -> Model:
+    """Return the model set for the length of these texts. Raises ConfigError as `generate` does."""
     model.config.require_causal("generating text")
+    most = policy.most  # None if positions are not random
+    for encoding in model.distinct:
+        if encoding.axes not in (0, policy.axes):
+            raise ConfigError(
+                f"{spec_text(encoding)} reads positions with axes={encoding.axes}, but positions={policy} has "
+                f"axes={policy.axes}. Pass those of the model's training, such as posx.load(RUN)[0].positions."
+            )
     longest = max((len(prompt) for prompt in prompts), default=0)
     if min((len(prompt) for prompt in prompts), default=0) < 1 or min(num_tokens, chunk) < 1:
         raise ConfigError(

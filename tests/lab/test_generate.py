@@ -19,6 +19,7 @@ from posx.lab.data import BpeTokenizer, ByteTokenizer, train_bpe
 from posx.lab.generate import Sampling, generate, prefill, sample
 from posx.lab.layers import sequential
 from posx.lab.model import make_model
+from posx.lab.positions import Positions, parse_policy
 from tests.cheap import in_one_program
 from tests.encodings.cases import ON_TEXT, first
 from tests.lab.test_model import SPECS, layers, logits_of, scattered
@@ -340,6 +341,15 @@ def test_nothing_to_start_from_or_to_make_is_refused(prompts, num_tokens):
     model, params = trained("nope")
     with pytest.raises(ConfigError, match="at least one"):
         next(generate(model, params, prompts, num_tokens))
+
+
+@pytest.mark.parametrize(
+    ("spec", "policy"), [("axial", "sequential"), ("mrope(sections=(1, 1, 1))", "grid"), ("rope", "grid")]
+)
+def test_positions_with_other_axes_are_refused(spec, policy):
+    model = make_model(CONFIG, spec, VOCAB, TRAIN_LEN)
+    with pytest.raises(ConfigError, match=rf"reads positions with axes=\d, but positions={policy} has axes=\d\. Pass"):
+        next(generate(model, {}, [prompt(4)], 5, positions=Positions(parse_policy(policy))))
 
 
 def llama_like() -> BpeTokenizer:
