@@ -79,7 +79,7 @@ def run_compare(values: dict[str, Any], _: None) -> None:
         *omission_lines(omitted),
         *unfinished_lines(shown[shown.status != "diverged"]),
         *precisions(shown),
-        *without_results({name: why for folder in folders for name, why in missing_runs(folder).items()}),
+        *without_results(missing_runs(folders)),
     ]
     for line in notes:
         say(f"notice: {line}")

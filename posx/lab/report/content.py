@@ -69,8 +69,7 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
     with _collect_warnings() as warnings:
         table = read_results(folders)
     used = table[table.left_out == ""]
-    missing = {name: why for folder in folders for name, why in missing_runs(folder, ended=True).items()}
-    split = panels(table[table.status != "diverged"], missing)
+    split = panels(table[table.status != "diverged"], missing_runs(folders))
     windows = [panel for panel in split if panel.protocol != PER_POSITION]
     positions = [panel for panel in split if panel.protocol == PER_POSITION]
     curves = curves_of_runs(list_runs(used))
@@ -226,11 +225,9 @@ def _positions(panel: Panel, places: Mapping[str, int]) -> Iterator[dict[str, An
 
 def _logs(folders: Sequence[Path]) -> dict[str, Log]:
     """Return the logs of runs, by their names in the table of results."""
-    measured, logged = (
-        {path for folder in folders for path in run_folders(folder, name)} for name in ("eval.jsonl", "metrics.jsonl")
-    )
-    logs = {path: read_log(path) for path in sorted(logged)}
-    return {relative_name(path, common_folder(measured)): log for path, log in logs.items() if log and measured}
+    root = common_folder(folders)
+    logs = {path: read_log(path) for path in sorted(p for one in folders for p in run_folders(one, "metrics.jsonl"))}
+    return {relative_name(path, root): log for path, log in logs.items() if log}
 
 
 def _training(logs: Mapping[str, Log], places: Mapping[str, int]) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,7 @@ import json
 import logging
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -60,22 +60,24 @@ def read_results(folder: Folders) -> pd.DataFrame:
     Raises:
       WorkdirError: a folder does not exist, or a file cannot be read.
     """
-    if several := not isinstance(folder, str | pathlib.Path):
-        folders = [pathlib.Path(one).resolve() for one in folder]
-    else:
-        folders = [pathlib.Path(folder)]
-    stored = {run: rows for one in folders for run, rows in _stored_rows(one)}
-    if several and not stored:
-        return make_table([])
-    root = common_folder(stored) if several else folders[0]
-    named = {run_name(run, root): rows for run, rows in stored.items()}
-    ended = [row for one in folders for row in _nan_rows(one, lambda run: relative_name(run, root))]
-    return pd.concat([build_results(named, typed_path(root)), make_table(ended)], ignore_index=True)
+    folders, root = _folders_and_root(folder)
+    stored = {relative_name(run, root): rows for one in folders for run, rows in _stored_rows(one)}
+    ended = {row["run"]: row for one in folders for row in _nan_rows(one, root)}
+    return pd.concat([build_results(stored, typed_path(root)), make_table(ended.values())], ignore_index=True)
 
 
-def common_folder(folders: Any) -> pathlib.Path:
-    """Return the folder below which the runs of several folders are named."""
-    return pathlib.Path(os.path.commonpath(list(folders)))
+def common_folder(folders: Sequence[pathlib.Path]) -> pathlib.Path:
+    """Return the folder below which the runs of several folders are named: that of all runs with a file of rows."""
+    measured = {run for folder in folders for run in run_folders(folder, "eval.jsonl")}
+    return pathlib.Path(os.path.commonpath(measured or folders))
+
+
+def _folders_and_root(folder: Folders) -> tuple[list[pathlib.Path], pathlib.Path]:
+    """Return the folders to read, and the folder below which their runs are named."""
+    if isinstance(folder, str | pathlib.Path):
+        return [pathlib.Path(folder)], pathlib.Path(folder)
+    folders = [pathlib.Path(one).resolve() for one in folder]
+    return folders, common_folder(folders)
 
 
 def relative_name(run: pathlib.Path, root: pathlib.Path) -> str:
@@ -117,27 +119,26 @@ def _has_no_row(run: RunFolder) -> bool:
     return bool(row_problem(lines.first_object(run.eval_file))) and not run.measured_rows()
 
 
-def _nan_rows(folder: pathlib.Path, name: Callable[[pathlib.Path], str]) -> Iterator[dict[str, Any]]:
-    """Yield a row of the status "diverged" for each run whose training ended with NaN. name: returns that of a run."""
+def _nan_rows(folder: pathlib.Path, root: pathlib.Path) -> Iterator[dict[str, Any]]:
+    """Yield a row of the status "diverged" for each run whose training ended with NaN, named below `root`."""
     for run in _without_results(folder):
         step = run.nan_step()
-        if step is not None and (facts := config_facts(run.path, name(run.path)))["train_len"]:
+        if step is not None and (facts := config_facts(run.path, relative_name(run.path, root)))["train_len"]:
             protocol, *_ = USUAL[kind := run.read_config().target_kind]
             names = ("eval_len", "anchor") if kind == "task" else ("eval_len", "anchor", "stride")
             lengths = dict.fromkeys(names, facts["train_len"])
             yield facts | lengths | {"protocol": protocol, "step": step, "status": "diverged"}
 
 
-def missing_runs(folder: str | pathlib.Path, ended: bool = False) -> dict[str, str]:
+def missing_runs(folder: Folders) -> dict[str, str]:
     """Return {name: why it failed} of the started runs without results; "" if no failure is recorded.
 
-    ended: whether runs whose training ended with NaN, which have a row that says so, are among them.
+    Runs are named as `read_results` names them. A run whose training ended with NaN has a row there that says so.
     """
-    folder = pathlib.Path(folder)
-    diverged = {row["run"]: row for row in _nan_rows(folder, lambda run: run_name(run, folder))}
-    names = {run_name(run.path, folder): run for run in _without_results(folder)}
-    missing = {name: run.failure() for name, run in names.items() if name not in diverged}
-    return missing | (diverged_runs(make_table(diverged.values())) if ended else {})
+    folders, root = _folders_and_root(folder)
+    ended = {row["run"] for one in folders for row in _nan_rows(one, root)}
+    runs = {relative_name(run.path, root): run for one in folders for run in _without_results(one)}
+    return {name: run.failure() for name, run in runs.items() if name not in ended}
 
 
 def diverged_runs(table: pd.DataFrame) -> dict[str, str]:

@@ -155,6 +155,16 @@ def test_runs_without_results_are_named_beside_verdicts(capsys, tmp_path):
     assert "notice: No results yet: rope-s2" in err
 
 
+def test_missing_runs_of_several_folders_name_their_folder(capsys, tmp_path):
+    for folder, encoding in (("a", "alibi"), ("b", "rope")):
+        put(tmp_path / folder / f"{encoding}-s0", encoding)
+        start(tmp_path / folder / "t5-s0", config("t5"))
+    _, err = compared(capsys, str(tmp_path / "a"), str(tmp_path / "b"))
+    said = "No results yet: a/t5-s0, b/t5-s0"
+    assert f"notice: {said}" in err
+    assert said in content([tmp_path / "a", tmp_path / "b"])["panels"][0]["notes"]
+
+
 def test_other_tokenizers_of_one_name_are_no_other_text(capsys, tmp_path):
     for number, encoding in enumerate(("alibi", "rope")):
         put(tmp_path / encoding, encoding, tokenizer="bpe-512", data_digest=f"{number}" * 16, targets=f"{number}")
