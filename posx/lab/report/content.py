@@ -69,7 +69,7 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
     with _collect_warnings() as warnings:
         table = read_results(folders)
     used = table[table.left_out == ""]
-    split = panels(table[table.status != "diverged"], missing_runs(folders))
+    split = panels(table, missing_runs(folders))
     windows = [panel for panel in split if panel.protocol != PER_POSITION]
     positions = [panel for panel in split if panel.protocol == PER_POSITION]
     curves = curves_of_runs(list_runs(used))
@@ -205,8 +205,12 @@ def _mean_of_all(point: Point) -> float:
 
 
 def _horizon(ratios: Mapping[float, float]) -> dict[str, Any] | None:
-    """Return the cell of the 1 % horizon in training lengths, with >= if it is the longest length measured."""
-    if not any(k > 1 and math.isfinite(ratio) for k, ratio in ratios.items()):
+    """Return the cell of the 1 % horizon in training lengths, with >= if it is the longest length measured.
+
+    There is none if a seed has no value at L, as the mean of the other seeds would be a choice.
+    """
+    known = [k for k, ratio in ratios.items() if math.isfinite(ratio)]
+    if 1 not in known or max(known) == 1:
         return None
     longest = horizon(ratios)
     return {"value": longest, "text": f"{'>= ' if longest == max(ratios) else ''}{longest:g}"}

@@ -191,6 +191,25 @@ def test_page_and_table_count_the_same_seeds(tmp_path):
     assert shown == {name: cells(table, name)[1] for name in ("alibi", "rope")} == {"alibi": "3", "rope": "2"}
 
 
+def test_page_shows_the_seeds_that_ended_with_nan(tmp_path):
+    """The copies are those of posx table, and the training of an encoding without any results can be drawn."""
+    seeds(tmp_path, "alibi", "rope")
+    for run, encoding, seed in (("rope-s2", "rope", 2), ("t5-s0", "t5", 0)):
+        start(tmp_path / run, config(encoding, train__seed=seed, train__steps=STEPS))
+        (tmp_path / run / "metrics.jsonl").write_text(logged(2.0, "nan", tokens=4096))
+    page = content([tmp_path])
+    assert page["copies"] == {form: plots.format_table(tmp_path, form) for form in page["copies"]}
+    (panel,) = page["panels"]
+    names = [page["curves"][n]["label"] for n in panel["table"]["curves"]]
+    lines = dict(zip(names, panel["table"]["body"], strict=True))
+    assert lines["rope"][0]["text"] == "2" and "(1 ended with NaN)" in lines["rope"][1]["text"]
+    horizons = {name: line[-1] and line[-1]["text"] for name, line in lines.items()}
+    assert horizons == {"alibi": ">= 2", "rope": None, "t5": None}
+    assert lines["t5"][1] == {"value": None, "text": "ended with NaN"} and names[-1] == "t5"
+    assert {run["curve"] for run in page["training"]} <= {*panel["curves"]}
+    assert "Training ended with NaN: rope-s2 at step 1, t5-s0 at step 1" in panel["notes"]
+
+
 def test_a_failed_seed_ends_the_horizon(tmp_path):
     """The seeds that are left would be a choice."""
     seeds(tmp_path, "alibi", count=2)
