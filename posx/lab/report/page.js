@@ -319,7 +319,7 @@ async function drawAll() {
 
 function choosePanel() {
   const { points, table } = data.panels[$("panel").value];
-  const there = new Set(points.filter((p) => p.mean !== null).map((p) => p.measure));
+  const there = new Set([points[0].measure, ...points.filter((p) => p.mean !== null).map((p) => p.measure)]); // one without any value
   options("measure", Object.entries(MEASURES).filter(([name]) => there.has(name)));
   shown.clear();
   table.curves.slice(0, MOST_CURVES).forEach((n) => shown.add(n));

@@ -267,6 +267,21 @@ def test_a_thousand_runs_are_drawn(show, tmp_path):
     assert "30 of 250 curves" in page.locator("#lengths-text").inner_text()
 
 
+def test_a_panel_without_a_value_says_so(show, tmp_path):
+    """Nothing of the panel that was shown before stays."""
+    for protocol, status in (("nonoverlapping", "oom"), ("sliding", "ok"), ("sliding_windows", "oom")):
+        facts = {} if status == "ok" else dict.fromkeys(("nll", "ppl", "bpb", "block_nll"), None)
+        put(tmp_path / "sweep" / protocol, "rope", protocol=protocol, status=status, **facts)
+    write_report([tmp_path / "sweep"], tmp_path / "report.html")
+    page = show(tmp_path / "report.html")
+    for panel, text in enumerate(("Nothing to draw", "perplexity per token", "Nothing to draw")):
+        page.select_option("#panel", str(panel))
+        drawn(page)
+        assert text in page.locator("#lengths").inner_text(), panel
+        assert page.locator("#measure option").count() == (3 if panel == 1 else 1)
+    assert "rope: out of memory at" in page.locator("#notes").inner_text()
+
+
 def test_a_report_of_losses_by_position_alone_is_drawn(show, tmp_path):
     path = put(tmp_path / "sweep", "rope") / "eval.jsonl"
     path.write_text("".join(line for line in path.read_text().splitlines(True) if "per_position" in line))
