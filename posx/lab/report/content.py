@@ -40,7 +40,7 @@ from posx.lab.plots.points import (
 )
 from posx.lab.plots.tables import RowTable, cell, panel_tables, seed_count
 from posx.lab.plots.verdicts import comparisons
-from posx.lab.results.columns import plain_rows
+from posx.lab.results.columns import FAILED, plain_rows
 from posx.lab.results.facts import OF_ENCODINGS
 from posx.lab.results.table import PER_POSITION, common_folder, list_runs, missing_runs, read_results, relative_name
 from posx.lab.runs.finding import run_folders
@@ -163,6 +163,7 @@ def _points(
                     "measure": measure, "curve": places[curve.runs.run.iloc[0]],
                     "x": round(point.x * (panel.train_len if measure == "R_k" else 1)), "mean": _plain(point.mean),
                     "values": list(point.values), "low": low, "high": high,
+                    "failures": [FAILED[kind] for kind in point.failures],
                 }  # fmt: skip
 
 

@@ -59,21 +59,23 @@ async function draw(id, description, layer, values) {
 
 function chosen() {
   const { points } = data.panels[$("panel").value];
-  return points.filter((p) => p.measure === $("measure").value && shown.has(p.curve) && p.mean !== null);
+  return points.filter((p) => p.measure === $("measure").value && shown.has(p.curve));
 }
 
 function drawLengths() {
   const [panel, measure, spread] = [data.panels[$("panel").value], $("measure").value, $("spread").value];
-  const points = chosen().map((p) => ({
-    ...p, label: data.curves[p.curve].label, run: "", thin: data.curves[p.curve].window_of !== "", min: Math.min(...p.values), max: Math.max(...p.values),
+  const all = chosen().map((p) => ({ // a mean that is null breaks lines and bands
+    ...p, label: data.curves[p.curve].label, run: "", thin: data.curves[p.curve].window_of !== "",
+    min: p.mean && Math.min(...p.values), max: p.mean && Math.max(...p.values),
     tip: { text: `${data.curves[p.curve].label}\n${p.x.toLocaleString("en")} tokens: ${number(p.mean)}\n` +
       (p.low === null ? "no interval\n" : `95 %: ${number(p.low)} to ${number(p.high)}\n`) +
       `${p.values.length} seed${p.values.length > 1 ? "s" : ""}: ${p.values.map((v) => number(v)).join(", ")}` },
   }));
+  const points = all.filter((p) => p.mean !== null), failed = all.filter((p) => p.failures.length);
   const used = [...shown].filter((n) => panel.curves.includes(n));
   const ends = { band: (p) => [p.min, p.max], seeds: (p) => p.values, interval: (p) => (p.low === null ? [] : [p.low, p.high]) };
   const values = points.flatMap((p) => [p.mean, ...(ends[spread]?.(p) ?? [])]);
-  const windows = windowsOf($("xscale").value, points.map((p) => p.x), panel.train_len, widthOf("lengths"));
+  const windows = windowsOf($("xscale").value, all.map((p) => p.x), panel.train_len, widthOf("lengths"));
   const xy = {
     x: { field: "x", type: "quantitative", title: "tokens in the window", ...windows },
     y: { field: "mean", type: "quantitative", title: titleOf(measure), ...scaleOf(measure === "right" ? "linear" : $("yscale").value, values) },
@@ -83,7 +85,7 @@ function drawLengths() {
   const layer = [{ mark: { type: "rule", strokeDash: [4, 4], color: "#888", aria: false }, data: { values: [{ x: panel.train_len }] },
     encoding: { x: { field: "x", type: "quantitative" } } }];
   if (spread === "band")
-    layer.push({ mark: { type: "area", opacity: 0.2, aria: false }, data: { values: points },
+    layer.push({ mark: { type: "area", opacity: 0.2, aria: false }, data: { values: all },
       encoding: { ...solid, y: { ...xy.y, field: "min" }, y2: { field: "max" } } });
   if (spread === "seeds")
     layer.push({ mark: { type: "point", size: 20, filled: true, opacity: 0.6, aria: false },
@@ -95,30 +97,36 @@ function drawLengths() {
   for (const [thin, strokeWidth, size] of [[true, 0.9, 12], [false, 2, 45]]) { // thin: windows of L
     const values = points.filter((p) => p.thin === thin);
     if (!values.length) continue;
-    layer.push({ mark: { type: "line", strokeWidth, aria: false }, data: { values }, encoding: xy });
+    layer.push({ mark: { type: "line", strokeWidth, aria: false }, data: { values: all.filter((p) => p.thin === thin) }, encoding: xy });
     layer.push({ mark: { type: "point", filled: true, size, opacity: 1 }, data: { values },
       encoding: { ...solid, tooltip: { field: "tip" } } });
   }
+  [...new Set(failed.map((p) => p.curve))].forEach((n, lane) => layer.push({ // over the frame, as in the figures
+    mark: { type: "point", shape: "cross", angle: 45, filled: true, opacity: 1, size: 60, aria: false }, data: { values: failed.filter((p) => p.curve === n)
+      .map((p) => ({ ...p, tip: { text: `${p.label}\n${p.x.toLocaleString("en")} tokens: ${p.failures.join(", ")}` } })) },
+    encoding: { ...solid, y: { value: -8 - 9 * lane }, tooltip: { field: "tip" } } }));
   $("facts").textContent = panel.facts.join(" · ");
   $("notes").replaceChildren(...panel.notes.map((text) => element("p", text)));
   const left = panel.curves.length - used.length;
   $("lengths-text").textContent = `${used.length} of ${panel.curves.length} curves` +
     (left ? "; tick more in the list above" : "") +
-    (points.some((p) => p.thin) ? ". Thin: the same weights, with attention to the last L tokens" : "") + `. Dashed: the training length, ${panel.train_len} tokens.`;
+    (points.some((p) => p.thin) ? ". Thin: the same weights, with attention to the last L tokens" : "") +
+    (failed.length ? ". Crosses over the frame: a run has no value there" : "") + `. Dashed: the training length, ${panel.train_len} tokens.`;
   return draw("lengths", `${titleOf(measure)} against tokens in the window`, layer, points);
 }
 
 function lines(id, description, values, x, y, used, kind = "linear") {
+  const known = values.filter((p) => p.y !== null); // the others break lines
   const encoding = {
-    x: { field: "x", type: "quantitative", title: x, ...scaleOf(kind, values.map((p) => p.x), 0) },
-    y: { field: "y", type: "quantitative", title: y, ...scaleOf("linear", values.map((p) => p.y)) }, ...scales(used) };
-  return draw(id, description, [{ mark: { type: "line", strokeWidth: 1.5 }, data: { values }, encoding }], values);
+    x: { field: "x", type: "quantitative", title: x, ...scaleOf(kind, known.map((p) => p.x), 0) },
+    y: { field: "y", type: "quantitative", title: y, ...scaleOf("linear", known.map((p) => p.y)) }, ...scales(used) };
+  return draw(id, description, [{ mark: { type: "line", strokeWidth: 1.5 }, data: { values }, encoding }], known);
 }
 
 function drawPositions() {
   const length = data.panels[$("panel").value]?.train_len;
   const panel = data.positions.find((p) => p.train_len === length) ?? data.positions[0];
-  const values = panel.points.filter((p) => shown.has(p.curve) && p.mean !== null)
+  const values = panel.points.filter((p) => shown.has(p.curve))
     .map((p) => ({ x: p.x, y: p.mean, label: data.curves[p.curve].label, run: "" }));
   $("positions-facts").textContent = panel.facts.join(" · ");
   $("positions-text").textContent = "Means over bins of a sixth of an octave.";
@@ -145,7 +153,7 @@ function drawTraining() {
 }
 
 function drawCost() {
-  const points = chosen();
+  const points = chosen().filter((p) => p.mean !== null);
   const longest = Math.max(...points.map((p) => p.x));
   const values = points.filter((p) => p.x === longest).flatMap((p) => {
     const times = data.training.filter((run) => run.curve === p.curve).map((run) => run.steps.at(-1)[3]);

@@ -267,6 +267,24 @@ def test_a_thousand_runs_are_drawn(show, tmp_path):
     assert "30 of 250 curves" in page.locator("#lengths-text").inner_text()
 
 
+def test_lines_and_bands_end_at_a_failure(show, tmp_path):
+    """The failure has a cross over the frame, and its length is on the axis."""
+    for seed in range(2):
+        path = put(tmp_path / "sweep", "rope", seed, lengths=(64, 128, 256, 512)) / "eval.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows[1] |= {"status": "oom"} | dict.fromkeys(("nll", "ppl", "bpb", "block_nll"), None)
+        path.write_text(as_lines(rows))
+    write_report([tmp_path / "sweep"], tmp_path / "report.html")
+    page = show(tmp_path / "report.html")
+    for mark in ("line", "area"):
+        assert page.locator(f"#lengths .mark-{mark} path").get_attribute("d").count("M") == 2, mark
+    frame = page.locator("#lengths .background").first.bounding_box()
+    places = [mark.bounding_box() for mark in page.locator("#lengths .mark-symbol path").all()]
+    assert sum(place["y"] < frame["y"] for place in places) == 1
+    assert "128" in page.locator("#lengths .mark-text.role-axis-label text").all_text_contents()
+    assert "Crosses over the frame" in page.locator("#lengths-text").inner_text()
+
+
 def test_a_panel_without_a_value_says_so(show, tmp_path):
     """Nothing of the panel that was shown before stays."""
     for protocol, status in (("nonoverlapping", "oom"), ("sliding", "ok"), ("sliding_windows", "oom")):
