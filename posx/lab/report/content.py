@@ -71,7 +71,7 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
     used = table[table.left_out == ""]
     split = panels(table, missing_runs(folders))
     windows = [panel for panel in split if panel.protocol != PER_POSITION]
-    positions = [panel for panel in split if panel.protocol == PER_POSITION]
+    positions = [(panel, average_bins(panel, local_loss)) for panel in split if panel.protocol == PER_POSITION]
     curves = curves_of_runs(list_runs(used))
     places = {run: n for n, curve in enumerate(curves) for run in curve.runs.run}
     logs = _logs(folders)
@@ -81,12 +81,15 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
     return {
         "curves": [_curve(curve) for curve in curves],
         "panels": [
-            _panel(panel, places, next(iter(own.values())))
+            _panel(panel, places, logs, next(iter(own.values())))
             | {"points": list(_points(panel, own, places)), "table": _table(panel, own, places)}
             for panel, own in zip(windows, measured, strict=True)
         ],
         "copies": {name: write(tables) for name, write in FORMATS.items()},
-        "positions": [_panel(panel, places, ()) | {"points": list(_positions(panel, places))} for panel in positions],
+        "positions": [
+            _panel(panel, places, logs, drawn) | {"points": list(_positions(drawn, places))}
+            for panel, drawn in positions
+        ],
         "training": list(_training(logs, places)),
         "convergence": list(map(_convergence, convergence)),
         **_verdicts(used, curves),
@@ -137,16 +140,18 @@ def _curve(curve: Curve) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _panel(panel: Panel, places: Mapping[str, int], drawn: Sequence[Curve]) -> dict[str, Any]:
-    """Return the words of a panel. drawn: its curves of the first measure, () for losses by position."""
+def _panel(panel: Panel, places: Mapping[str, int], logs: Mapping[str, Log], drawn: Sequence[Curve]) -> dict[str, Any]:
+    """Return the words of a panel and of the training of its runs. drawn: its curves of the first measure."""
     rule = captions.TITLES.get(panel.protocol, panel.protocol) + (f", stride {panel.stride}" if panel.stride else "")
-    notes = captions.notes([panel], drawn) if panel.protocol != PER_POSITION else []
-    notes += baselines.no_context_note([panel])
+    runs = pd.concat([curve.runs for curve in panel.curves])
     warning = captions.mixture(panel.rows)
     return {
         "title": f"L = {panel.train_len:,}, {rule}", "train_len": panel.train_len,
         "quantity": captions.perplexity_name(panel.protocol), "facts": captions.subtitle([panel]),
-        "notes": [*([warning] if warning else []), *notes],
+        "notes": [
+            *([warning] if warning else []), *captions.notes([panel], drawn), *baselines.no_context_note([panel])
+        ],
+        "training": captions.training_mixture(runs[runs.run.isin([*logs])]),
         "curves": sorted(places[curve.runs.run.iloc[0]] for curve in panel.curves),
     }  # fmt: skip
 
@@ -222,8 +227,8 @@ def _cell(point: Point) -> dict[str, Any]:
     return {"value": _plain(point.mean) if point.values else None, "text": cell(point)}
 
 
-def _positions(panel: Panel, places: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-    for curve in average_bins(panel, local_loss):
+def _positions(drawn: Sequence[Curve], places: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    for curve in drawn:
         for point in curve.points:
             yield {"curve": places[curve.runs.run.iloc[0]], "x": point.x, "mean": _plain(point.mean)}
 

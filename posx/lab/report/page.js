@@ -129,6 +129,7 @@ function drawPositions() {
   const values = panel.points.filter((p) => shown.has(p.curve))
     .map((p) => ({ x: p.x, y: p.mean, label: data.curves[p.curve].label, run: "" }));
   $("positions-facts").textContent = panel.facts.join(" · ");
+  $("positions-notes").replaceChildren(...panel.notes.map((text) => element("p", text)));
   $("positions-text").textContent = "Means over bins of a sixth of an octave.";
   return lines("positions", "Loss by position", values, "position in the window, in tokens", "nats per token",
     panel.curves.filter((n) => shown.has(n)), $("xscale").value);
@@ -149,6 +150,7 @@ function drawTraining() {
     x: step[column - 1], y: step[1], run: run.run, label: data.curves[run.curve].label })));
   const title = { 1: "steps", 3: "tokens", 4: "seconds of training on the run's own machine" }[column];
   $("training-text").textContent = `${own.length} run${own.length === 1 ? "" : "s"}; the loss of each stored step.`;
+  $("training-warning").textContent = (data.panels[$("panel").value] ?? data.positions[0]).training;
   return lines("training", "Training loss", values, title, "nats per token", [...new Set(own.map((run) => run.curve))]);
 }
 

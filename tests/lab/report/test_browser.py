@@ -308,6 +308,16 @@ def test_a_report_of_losses_by_position_alone_is_drawn(show, tmp_path):
     assert page.locator("#positions svg").is_visible() and page.locator("#h-lengths").is_hidden()
 
 
+def test_charts_show_the_warnings_of_their_numbers(show, tmp_path):
+    for n, encoding in enumerate(("rope", "alibi")):
+        settings = {"encoding.name": encoding, "train.length": 64, "train.seed": 0, "data": str(n) * 64}
+        put(tmp_path / "sweep", encoding, settings=settings, tokenizer=f"bpe-{n}")
+    write_report([tmp_path / "sweep"], tmp_path / "report.html")
+    page = show(tmp_path / "report.html")
+    assert "different tokenizers" in page.locator("#positions-notes").inner_text()
+    assert "different training texts" in page.locator("#training-warning").inner_text()
+
+
 def test_sliders_of_the_gallery_redraw_the_curve(show, tmp_path, monkeypatch):
     monkeypatch.setattr(gallery, "ENCODINGS", ("nope", "alibi", "rope"))
     gallery.write_gallery(

@@ -18,6 +18,7 @@ from posx.lab.results.table import read_results
 from tests import tiny
 from tests.lab.commands import refused
 from tests.lab.report.pages import put
+from tests.made_rows import as_lines
 
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -147,6 +148,23 @@ def test_report_says_what_it_leaves_out(capsys, tmp_path):
     (tmp_path / "one").mkdir()
     put(tmp_path / "one", "rope")
     assert content([tmp_path / "one"])["verdicts"] == []
+
+
+def test_page_has_the_warnings_of_the_figures(tmp_path):
+    """On positions in windows of other lengths, and on training losses of other texts than are measured."""
+    for n, encoding in enumerate(("rope", "tupe")):
+        settings = {"encoding.name": encoding, "train.length": 64, "train.seed": 0, "data": str(n) * 64}
+        path = put(tmp_path / "sweep", encoding, settings=settings) / "eval.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    bins = {name: rows[-1][name][:24] for name in ("position_nll", "position_targets")}
+    rows[-1] |= bins | {"eval_len": 64, "position_edges": [*rows[-1]["position_edges"][:24], 64]}
+    path.write_text(as_lines(rows))
+    data = content([tmp_path / "sweep"])
+    (positions,), (panel,) = data["positions"], data["panels"]
+    assert any("In windows of 64 tokens, so on other targets" in note for note in positions["notes"])
+    warning = "different training texts or tokenizers: losses are not comparable"
+    assert panel["training"] == positions["training"] == warning not in panel["notes"]
+    assert content([path.parent])["panels"][0]["training"] == ""
 
 
 def test_runs_of_two_sweeps_keep_their_curves(tmp_path):
