@@ -473,7 +473,7 @@ def test_training_curve_takes_the_last_row_of_a_step(tmp_path: pathlib.Path) -> 
     )
     runs, logs = points.read_training(tmp_path, make_table([]))
     ((run, losses),) = logs.items()
-    assert (runs.method[run], points.average_log(losses)) == ("rope", [(1.0, 5.0), (2.0, 4.0)])
+    assert (runs.method[run], points.average_log(losses)) == ("rope", [(1.0, 5.0, 0.0, 0.0), (2.0, 4.0, 0.0, 0.0)])
     assert [path.name for path in plots.plot(tmp_path, "training")] == ["training.png", "training.svg"]
 
 

@@ -197,7 +197,7 @@ def _figures(
         if kind == "training":
             runs, logs = training()
             for objective, own in runs.groupby(curves.objectives(runs)) if logs else ():  # losses of other targets
-                drawn = {run: average_log(logs[run]) for run in own.run}
+                drawn = {run: [row[:2] for row in average_log(logs[run])] for run in own.run}
                 name = kind + ("-masked" if objective == "masked" else "")
                 made[name] = functools.partial(curves.training, own, drawn, diverged_runs(stored))
             continue

@@ -306,8 +306,7 @@ def read_log(folder: pathlib.Path, notice: Callable[[str], object] = lambda word
     return log if any(math.isfinite(row.loss) for row in log) else []
 
 
-def average_log(log: Log) -> Losses:
-    """Return the mean losses of at most _MAX_TRAINING_POINTS spans of rows."""
-    pairs = [(row.step, row.loss) for row in log]
-    spans = np.array_split(pairs, min(len(pairs), _MAX_TRAINING_POINTS))
-    return [(float(step), float(loss)) for step, loss in (span.mean(axis=0) for span in spans)]
+def average_log(log: Log) -> Log:
+    """Return the means of at most _MAX_TRAINING_POINTS equal spans of rows."""
+    spans = np.array_split(log, min(len(log), _MAX_TRAINING_POINTS))
+    return [Logged(*span.mean(axis=0).tolist()) for span in spans]

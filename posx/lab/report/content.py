@@ -32,6 +32,7 @@ from posx.lab.plots.points import (
     Log,
     answer_curves,
     average_bins,
+    average_log,
     bits_curves,
     local_loss,
     perplexity_curves,
@@ -48,8 +49,6 @@ from posx.lab.runs.finding import run_folders
 #: The measures of the main chart: the curves of a panel of a text, and of a task.
 MEASURES = {"ppl": perplexity_curves, "bpb": bits_curves, "R_k": ratio_curves}
 MEASURES_OF_TASKS = {"right": answer_curves}
-#: Points of a training curve.
-MOST_STEPS = 120
 #: Curves of which each pair is compared: their number grows with the square.
 MOST_COMPARED = 50
 #: Pictures of encodings, of about 50 kB each.
@@ -241,16 +240,15 @@ def _logs(folders: Sequence[Path]) -> dict[str, Log]:
 
 
 def _training(logs: Mapping[str, Log], places: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-    """Yield the losses of each run: [step, loss, tokens, seconds]."""
+    """Yield the losses of each run, averaged over equal spans of a long log: [step, loss, tokens, seconds]."""
     for name, log in logs.items():
-        logged = [
-            [int(row.step), row.loss, int(row.tokens), round(row.seconds, 2)]
-            for row in log
-            if row.tokens and math.isfinite(row.loss)
-        ]
-        every = -(-len(logged) // MOST_STEPS)
-        if logged and name in places:
-            yield {"curve": places[name], "run": name, "steps": logged[::-every][::-1]}
+        counted = [row for row in log if row.tokens]
+        if counted and name in places:
+            steps = [
+                [round(row.step), _plain(round(row.loss, 6)), round(row.tokens), round(row.seconds, 2)]
+                for row in average_log(counted)
+            ]
+            yield {"curve": places[name], "run": name, "steps": steps, "seconds": round(log[-1].seconds, 2)}
 
 
 def _convergence(made: RowTable) -> dict[str, Any]:

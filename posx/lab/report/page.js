@@ -149,7 +149,7 @@ function drawTraining() {
   const values = own.flatMap((run) => run.steps.map((step) => ({
     x: step[column - 1], y: step[1], run: run.run, label: data.curves[run.curve].label })));
   const title = { 1: "steps", 3: "tokens", 4: "seconds of training on the run's own machine" }[column];
-  $("training-text").textContent = `${own.length} run${own.length === 1 ? "" : "s"}; the loss of each stored step.`;
+  $("training-text").textContent = `${own.length} run${own.length === 1 ? "" : "s"}; longer logs are averaged over equal spans.`;
   $("training-warning").textContent = (data.panels[$("panel").value] ?? data.positions[0]).training;
   return lines("training", "Training loss", values, title, "nats per token", [...new Set(own.map((run) => run.curve))]);
 }
@@ -158,7 +158,7 @@ function drawCost() {
   const points = chosen().filter((p) => p.mean !== null);
   const longest = Math.max(...points.map((p) => p.x));
   const values = points.filter((p) => p.x === longest).flatMap((p) => {
-    const times = data.training.filter((run) => run.curve === p.curve).map((run) => run.steps.at(-1)[3]);
+    const times = data.training.filter((run) => run.curve === p.curve && run.steps.at(-1)[1] !== null).map((run) => run.seconds); // not of runs that ended with NaN
     const label = data.curves[p.curve].label;
     const x = times.reduce((a, b) => a + b, 0) / times.length;
     return times.length ? [{ x, y: p.mean, label, run: "", tip: { text: `${label}\n${number(x, 3)} s\n${number(p.mean)}` } }] : [];

@@ -180,6 +180,17 @@ def test_runs_of_two_sweeps_keep_their_curves(tmp_path):
     assert [step[3] for step in data["training"][0]["steps"]] == [5, 10, 20, 30, 40]
 
 
+def test_long_logs_are_averaged(tmp_path):
+    """As in the figure of training losses: one step in several would be noise. The seconds are those of the end."""
+    facts = {"attempt": 1, "tokens_per_second": 8192.0}
+    rows = [{"step": n, "tokens": 4096 * n, "loss": 1.0 + 2 * (n % 2)} | facts for n in range(1, 301)]
+    path = put(tmp_path / "sweep", "rope") / "metrics.jsonl"
+    path.write_text("".join(json.dumps(with_checksum(row)) + "\n" for row in rows))
+    (run,) = content([tmp_path / "sweep"])["training"]
+    assert len(run["steps"]) == 150 and {step[1] for step in run["steps"]} == {2.0}
+    assert run["steps"][-1][2:] == [4096 * 299.5, 149.75] and run["seconds"] == 150.0
+
+
 def test_pairs_that_are_not_compared_are_named(tmp_path):
     put(tmp_path, "rope")
     put(tmp_path, "alibi")
