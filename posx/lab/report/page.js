@@ -284,7 +284,8 @@ const asJson = () => JSON.stringify(data.rows.map((row) => Object.fromEntries(ro
 function fillRows() {
   if ($("rows").childElementCount) return;
   const few = data.rows.slice(0, MOST_ROWS);
-  table("rows", data.columns, few.map((row) => row.map((cell) => (Array.isArray(cell) ? cell.map((x) => number(x)).join(" to ") : cell))));
+  table("rows", data.columns, few.map((row) => row.map((cell) => (Array.isArray(cell) ? cell.map((x) => number(x)).join(" to ")
+    : cell === "inf" ? { value: Infinity, text: cell } : cell)))); // a text does not sort among numbers
   if (few.length < data.rows.length) $("rows").append(element("p", `The first ${few.length} of ${data.rows.length}; copy all with the button.`));
 }
 

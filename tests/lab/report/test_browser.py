@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from posx.encodings import Dims
+from posx.lab.files.checksums import with_checksum
 from posx.lab.report import gallery
 from posx.lab.report import page as page_file
 from posx.lab.report.page import write_report
@@ -158,6 +159,23 @@ def test_tables_sort_and_verdicts_turn(show, report):
         assert set(cells("verdicts", 1)) == {one}
         ratios[one] = float(cells("verdicts", 5)[cells("verdicts", 2).index(other)])
     assert ratios["alibi"] == pytest.approx(1 / ratios["t5"], rel=1e-3)
+
+
+def test_an_infinite_perplexity_sorts_after_all_others(show, tmp_path):
+    for seed, encoding in enumerate(("alibi", "rope", "t5")):
+        path = put(tmp_path / "sweep", encoding, seed, lengths=(64, 128)) / "eval.jsonl"
+        if encoding == "rope":
+            rows = [json.loads(line) for line in path.read_text().splitlines()]
+            rows[1] |= {"nll": 800.0, "ppl": "inf", "block_nll": None, "bpb": None}
+            path.write_text("".join(json.dumps(with_checksum(row)) + "\n" for row in rows))
+    write_report([tmp_path / "sweep"], tmp_path / "report.html")
+    page = show(tmp_path / "report.html")
+    page.locator("summary").click()
+    page.locator("#rows").get_by_role("button", name="ppl", exact=True).click()
+    place = page.locator("#rows th").all_inner_texts().index("ppl") + 1
+    *others, last = page.locator(f"#rows tbody tr > :nth-child({place})").all_inner_texts()
+    values = [float(text.replace(",", "")) for text in others]
+    assert last == "inf" and len(values) == 8 and values == sorted(values)
 
 
 def test_page_shows_no_judged_ratio_as_1(show, tmp_path):
