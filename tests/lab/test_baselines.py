@@ -83,6 +83,22 @@ def test_models_trained_at_longer_lengths_are_open_markers() -> None:
     assert "open: trained at that length" not in legend(curves.extrapolation(last))
 
 
+def test_open_markers_above_the_frame_are_named() -> None:
+    """The legend names open markers only if one is drawn, in either panel."""
+    flat = [measured(text)[0] | {"eval_len": n} for text in ("rope", "alibi") for n in LENGTHS]
+    for longer, in_legend in ((3.9, True), (5.0, True), (9.0, False)):
+        (panel, *_) = panels([*flat, *measured("rope", 256, longer)[-1:]])
+        figure = curves.extrapolation(panel)
+        assert ("open: trained at that length" in legend(figure)) == in_legend
+        assert ("Leaves the frame at its top: open markers of rope" in words(figure)) == (longer > 4)
+
+
+def test_models_trained_beyond_the_axes_are_no_baseline() -> None:
+    (panel, *_) = panels([*measured("rope"), *(one | {"eval_len": 512} for one in measured("rope", 512)[:1])])
+    for figure in (curves.extrapolation(panel), curves.ratio(panel)):
+        assert set(legend(figure)) == {"rope"}
+
+
 def test_models_measured_on_other_targets_are_named_not_drawn() -> None:
     figure = curves.extrapolation(panels([*measured("rope"), *measured("rope", 128, targets="2c3d")])[0])
     assert set(legend(figure)) == {"rope"}

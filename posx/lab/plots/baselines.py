@@ -65,10 +65,13 @@ def _targets(panel: Panel) -> set[str]:
 
 
 def _longer_rows(panel: Panel) -> Iterator[tuple[str, int, pd.DataFrame]]:
-    """Yield (label of a curve, longer training length, rows of its encoding trained and measured at that length)."""
+    """Yield (label of a curve, longer training length, rows of its encoding trained and measured at that length).
+
+    Lengths beyond the axes, which end at the longest window of the panel, are left out.
+    """
     names = common_names([panel, *panel.longer])
     labels = {names[panel.train_len, curve.label]: curve.label for curve in split_windows(panel.curves)[0]}
-    for longer in panel.longer:
+    for longer in (one for one in panel.longer if one.train_len <= panel.rows.eval_len.max()):
         for curve in split_windows(longer.curves)[0]:
             if (name := names[longer.train_len, curve.label]) in labels:
                 yield labels[name], longer.train_len, curve.rows[curve.rows.eval_len == longer.train_len]
@@ -116,6 +119,16 @@ def _shows(ax: Axes, level: float) -> bool:
     return low <= level <= high
 
 
+def visible(axes: Iterable[Axes], trained: Longer) -> bool:
+    """Tell whether one of the axes shows an open marker."""
+    return any(_shows(ax, value) for ax in axes for own in trained.values() for value in own.values())
+
+
+def hidden_markers(trained: Longer, top: float) -> list[str]:
+    """Return names of the open markers above the `top` of the frame, for each curve."""
+    return [f"open markers of {label}" for label, own in trained.items() if max(own.values()) > top]
+
+
 def frame_values(
     values: Sequence[float], windows: Sequence[Curve], trained: Longer, level: float | None
 ) -> list[float]:
@@ -153,12 +166,12 @@ def draw_no_context(ax: Axes, level: float | None, named: bool = True) -> None:
         ax.annotate("no context" if named else "", (0.08, level), xytext=(0, 1), **place, **style)
 
 
-def handles(windows: Sequence[Curve], trained: Longer) -> list[tuple[Line2D, str]]:
-    """Return the entries of the legend for the baselines in use."""
+def handles(windows: Sequence[Curve], has_open: bool = False) -> list[tuple[Line2D, str]]:
+    """Return the entries of the legend for the baselines in use. has_open: whether open markers are among them."""
     made = []
     if windows:
         made.append((Line2D([], [], color=_GREY, **_THIN), "thin: the same weights,\n  attention to the last L tokens"))
-    if trained:
+    if has_open:
         made.append((Line2D([], [], **_open("s", _GREY)), "open: trained at that length"))
     return made
 

@@ -83,10 +83,10 @@ def extrapolation(panel: Panel) -> Figure:
     spreads = captions.spreads(curves, f"95 % interval over text{' (left)' if several else ''}{same}")
     beyond = [f"Outside the right panel: {captions.join_names(outside)}"] if outside else []
     title = f"{quantity.capitalize()} at and beyond the training length"
-    more = [*beyond, *strokes.frame_notice([*curves, *windows], top), *baselines.no_context_note([panel], full)]
-    more += baselines.longer_notes(panel)
+    more = [*beyond, *strokes.frame_notice([*curves, *windows], top, baselines.hidden_markers(trained, top))]
+    more += [*baselines.no_context_note([panel], full), *baselines.longer_notes(panel)]
     strokes.write_words(made, title, [panel], curves, spreads, lanes, more=more)
-    entries = baselines.handles(windows, trained)
+    entries = baselines.handles(windows, baselines.visible((full, *closer), trained))
     strokes.draw_legend(made, panel, curves, 0.80 + 0.045 if several else 0.83, entries)
     return made
 
@@ -134,9 +134,10 @@ def ratio(panel: Panel) -> Figure:
     lines = [f"{look.one_line(curve.label)}: no value at L, so no ratio" for curve in unbased[:6]]
     title = f"{quantity.capitalize()} relative to the training length, R_k = ppl(kL) / ppl(L)"
     spreads = captions.spreads(curves, "95 % interval of the ratio over text")
-    more = [*lines, *strokes.frame_notice([*curves, *windows], top), *baselines.longer_notes(panel)]
+    leaving = strokes.frame_notice([*curves, *windows], top, baselines.hidden_markers(trained, top))
+    more = [*lines, *leaving, *baselines.longer_notes(panel)]
     strokes.write_words(made, title, [panel], curves, spreads, lanes, "k = ", more)
-    strokes.draw_legend(made, panel, curves, 0.76, baselines.handles(windows, trained))
+    strokes.draw_legend(made, panel, curves, 0.76, baselines.handles(windows, baselines.visible([ax], trained)))
     return made
 
 
@@ -161,7 +162,7 @@ def per_position(panel: Panel) -> Figure:
     right.set_ylabel("perplexity of all targets up to here")
     beyond = strokes.frame_notice(running, look.log_axis(right, strokes.drawn_values(running)))
     strokes.write_words(made, "Loss along the window", [panel], binned, captions.spreads(binned), more=beyond)
-    strokes.draw_legend(made, panel, binned, 0.80, baselines.handles(windows, {}))
+    strokes.draw_legend(made, panel, binned, 0.80, baselines.handles(windows))
     return made
 
 
@@ -182,7 +183,7 @@ def answers(panel: Panel) -> Figure:
     title = "Right answers at and beyond the training length"
     spreads = captions.spreads(curves, "95 % interval over items")
     strokes.write_words(made, title, [panel], curves, spreads, lanes)
-    strokes.draw_legend(made, panel, curves, 0.76, baselines.handles(windows, {}))
+    strokes.draw_legend(made, panel, curves, 0.76, baselines.handles(windows))
     return made
 
 
@@ -222,7 +223,7 @@ def length_curves(panels: Sequence[Panel]) -> Figure:
     made.supxlabel("evaluation length (tokens)", size=10, y=0.12 / height, va="bottom")
     quantity = captions.perplexity_name(panels[0].protocol)
     made.supylabel(f"{quantity} per token (log scale)", size=10, x=0.3 / width)
-    look.legend(made, [*entries, *baselines.handles(windows, {})], 1 - 1.1 / width, 1 - 0.3 / height)
+    look.legend(made, [*entries, *baselines.handles(windows)], 1 - 1.1 / width, 1 - 0.3 / height)
     title = f"{quantity.capitalize()} across training lengths (each marked by its vertical line)"
     notes = [*strokes.frame_notice([*curves, *windows], top), *baselines.no_context_note(panels, axes[0])]
     strokes.write_words(made, title, panels, curves, captions.spreads(curves), more=notes)

@@ -98,9 +98,9 @@ def drawn_values(curves: Sequence[Curve]) -> list[float]:
     return list(filter(math.isfinite, ends))
 
 
-def frame_notice(curves: Iterable[Curve], top: float) -> list[str]:
-    """Return a line on the curves that have a value above the `top` of the frame."""
-    left = [curve.label for curve in curves if any(point.high > top for point in curve.points)]
+def frame_notice(curves: Iterable[Curve], top: float, more: Iterable[str] = ()) -> list[str]:
+    """Return a line on the curves that have a value above the `top` of the frame. more: the names of what else has."""
+    left = [*(curve.label for curve in curves if any(point.high > top for point in curve.points)), *more]
     return [f"Leaves the frame at its top: {captions.join_names(left)}"] if left else []
 
 
