@@ -29,8 +29,8 @@ def has_distances(panel: Panel) -> bool:
 def distance_map(panel: Panel) -> Figure:
     """Draw the share of right tokens against evaluation length and distance, a map for each curve.
 
-    Seeds are counted together. Distances above the dashed line are longer than any in the items of L tokens. If these
-    were not measured, they are those of L tokens or more.
+    Seeds are counted together. Distances above the dashed line of a map are longer than any in its items of L tokens.
+    If these were not measured, they are those of L tokens or more.
     """
     curves = sorted((curve for curve in panel.curves if _is_known(curve)), key=lambda curve: curve.label)
     lengths = sorted({*panel.rows.eval_len})
@@ -38,25 +38,33 @@ def distance_map(panel: Panel) -> Figure:
     known = [np.flatnonzero(np.isfinite(shares).any(axis=1)) for shares in maps]
     first, last = min(bins[0] for bins in known), max(bins[-1] for bins in known)
     at_train = [n for n, length in enumerate(lengths) if length == panel.train_len]
-    trained = [n for shares in maps for n in np.flatnonzero(np.isfinite(shares[:, at_train]).any(axis=1))]
-    level, what = math.log2(panel.train_len), f"distances of L = {panel.train_len} tokens or more"
-    if trained:
-        level, what = float(max(trained)), f"distances that no item of L = {panel.train_len} tokens has"
+    trained = [np.flatnonzero(np.isfinite(shares[:, at_train]).any(axis=1)) for shares in maps]
     made, axes = look.small_multiples([curve.label for curve in curves])
-    for ax, shares in zip(axes, maps, strict=True):
+    for ax, shares, bins in zip(axes, maps, trained, strict=True):
         image = ax.imshow(
             shares, cmap="cividis", vmin=0, vmax=1, origin="lower", aspect="auto", interpolation="nearest"
         )
+        level = bins[-1] if len(bins) else math.log2(panel.train_len)
         ax.axhline(0.5 + level, color="#B00020", linewidth=1.0, dashes=(4, 3))
         ax.set(xlim=(-0.5, len(lengths) - 0.5), ylim=(first - 0.5, last + 0.5))
         ax.set_xticks(range(len(lengths)), [look.length_name(length) for length in lengths], rotation=45)
-        ax.set_yticks(bins := range(first, last + 1), [_bin_name(n) for n in bins])
+        ax.set_yticks(drawn := range(first, last + 1), [_bin_name(n) for n in drawn])
         ax.grid(False)
     _name_axes(made, "distance (tokens)")
     _bar(made, image)
     title = "Right tokens of answers by distance to their source"
-    strokes.write_words(made, title, [panel], [], [f"Above the dashed line: {what}"])
+    what = _line_meaning(panel.train_len, [len(bins) > 0 for bins in trained])
+    # A column without a measurement looks as one without items: the notes name it.
+    strokes.write_words(made, title, [panel], points.answer_curves(panel), [f"Above the dashed line: {what}"])
     return made
+
+
+def _line_meaning(train_len: int, measured: Sequence[bool]) -> str:
+    """Return the meaning of distances above the dashed lines. measured: whether each map has items of L tokens."""
+    if not any(measured):
+        return f"distances of L = {train_len} tokens or more"
+    others = "" if all(measured) else f", or of {train_len} tokens or more in maps without such items"
+    return f"distances that no item of L = {train_len} tokens has{others}"
 
 
 def triangle(panels: Sequence[Panel]) -> Figure:
