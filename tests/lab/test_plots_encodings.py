@@ -132,6 +132,21 @@ def test_the_curves_of_heads_are_named() -> None:
     )
 
 
+def test_every_head_is_drawn() -> None:
+    """Eight unlike sinks are eight lines with names, not the first three. Equal heads are one line without a name."""
+    dims = dataclasses.replace(DIMS, num_heads=8)
+    sinks = effects.initial("learned_sinks", build("learned_sinks", dims), dims)
+    unlike = {name: np.arange(8, dtype=np.float32).reshape(array.shape) for name, array in sinks.params.items()}
+    for params, lines in ((unlike, 8), (sinks.params, 1)):
+        figure = pictures.encodings([dataclasses.replace(sinks, params=params)])
+        (ax,) = [ax for ax in figure.axes if ax.get_title() == "weight of the sink, zero vectors"]
+        assert len([line for line in ax.lines if len(line.get_xdata()) > 2]) == lines
+        assert [text for text in words(figure) if text.startswith("head ")] == [
+            f"head {n + 1}" for n in range(lines) if lines > 1
+        ]
+        assert ax.get_ylim()[0] == 0
+
+
 def test_each_panel_of_a_chain_has_its_own_title() -> None:
     chain = "sinusoidal+rope"
     figure = pictures.encodings([effects.initial(chain, build(chain, DIMS), DIMS)])

@@ -74,12 +74,13 @@ def _panels(subject: Subject) -> list[Draw]:
         add(_show, added @ added.T, "cividis", "inner products of the added vectors", "position q", "position p")
     if (whole := effects.content_free(subject, min(n, effects.MOST_POSITIONS))) is not None:
         over, head = "" if subject.encoding.shift_invariant else ", mean over pairs", (len(whole) - 1) // 2
-        add(_heads, effects.content_free_by_distance(subject, whole), train_len, f"added to logits{over}")
+        values = effects.content_free_by_distance(subject, whole)
+        add(_heads, np.arange(values.shape[1]), values, train_len, f"added to logits{over}", "bias")
         seen = np.where(np.tri(whole.shape[1], dtype=bool), whole[head], np.nan)
         add(_show, seen, "cividis", f"added to logits, head {head + 1}", "key j", "query i")
     if (match := effects.match_by_distance(subject)) is not None:
         title = "q·k of one vector as query and key"
-        add(_lines, match[0], _label_heads(match[1]), train_len, title, "mean over unit vectors")
+        add(_heads, *match, train_len, title, "mean over unit vectors")
     for part in walk_chain(subject.encoding):
         if isinstance(part, Rope) and part.frequencies == Geometric():  # the bound is of its frequencies
             bound = {"": effects.rope_bound(part.rotary_dim or subject.dims.head_dim, np.arange(n), part.base)}
@@ -87,10 +88,10 @@ def _panels(subject: Subject) -> list[Draw]:
             add(_lines, np.arange(n), bound, train_len, title, "relative upper bound", _DISTANCE, 0.0)
     if (factors := effects.logit_scales(subject)) is not None:
         of = "position of the query i"
-        add(_lines, np.arange(n), _label_heads(factors), train_len, "logit scale", "factor", of)
+        add(_heads, np.arange(n), factors, train_len, "logit scale", "factor", of)
     if (weights := effects.sink_weights(subject)) is not None:
         title, of = "weight of the sink, zero vectors", "position of the query i"
-        add(_lines, np.arange(weights.shape[1]), _label_heads(weights), train_len, title, "weight", of, 0.0)
+        add(_heads, np.arange(weights.shape[1]), weights, train_len, title, "weight", of, 0.0)
     if lengths := effects.relative_lengths(subject):
         title = "length of the vectors of each distance"
         add(_lines, np.arange(n), lengths, train_len, title, "length, mean over heads")
@@ -103,12 +104,6 @@ def _panels(subject: Subject) -> list[Draw]:
             title = f"change of logits, random tokens{arrays}, head {head + 1}"
             add(_show, changed[head], "RdBu_r", title, "key j", "query i", limit)
     return draws
-
-
-def _label_heads(values: np.ndarray) -> dict[str, np.ndarray]:
-    """Return {name: [distance]} of [head, distance]: one nameless line if all heads are alike."""
-    alike = bool(np.allclose(values, values[:1], atol=1e-6))
-    return {"": values[0]} if alike else {f"head {n + 1}": one for n, one in enumerate(values[: len(_LINES)])}
 
 
 def _show(ax: Axes, values: np.ndarray, colors: str, title: str, x: str, y: str, limit: float | None = None) -> None:
@@ -138,20 +133,32 @@ def _lines(
         ax.set_ylim(bottom=bottom)
 
 
-def _heads(ax: Axes, bias: np.ndarray, train_len: int, title: str) -> None:
-    """Draw one curve per head [head, distance], with "head 1" and so on at the right ends."""
-    distances, colors = np.arange(bias.shape[1]), [_HEAD_COLORS[n % len(_HEAD_COLORS)] for n in range(len(bias))]
-    bias = np.where(np.isfinite(bias), bias, np.nan)
-    for values, color in zip(bias, colors, strict=True):
-        ax.plot(distances, values, color=color, linewidth=1.4)
+def _heads(
+    ax: Axes, at: np.ndarray, values: np.ndarray, train_len: int, title: str, y: str, x: str = _DISTANCE,
+    bottom: float | None = None,
+) -> None:  # fmt: skip
+    """Draw one curve per head [head, n], named at its right end; one nameless curve if several heads are alike."""
+    values = np.where(np.isfinite(values), values, np.nan)
+    alike = len(values) == 1 or np.allclose(values, values[:1], atol=1e-6, equal_nan=True)
+    values = values[:1] if alike else values
+    colors = [_HEAD_COLORS[n % len(_HEAD_COLORS)] for n in range(len(values))]
+    for line, color in zip(values, colors, strict=True):
+        ax.plot(at, line, color=color, linewidth=1.4)
     low, high = ax.get_ylim()
-    heights = look.spread([float(value) for value in np.nan_to_num(bias[:, -1], nan=low)], 0.07 * (high - low))
-    for head, (height, color) in enumerate(zip(heights, colors, strict=True)):
-        ax.text(1.01, height, f"head {head + 1}", transform=ax.get_yaxis_transform(), va="center", size=8, color=color)
+    low = low if bottom is None else bottom
+    gap = 0.07 * (high - low)
+    heights = look.spread([float(value) for value in np.nan_to_num(values[:, -1], nan=low)], gap)
+    free = bottom
+    for head in np.argsort(heights) if free is not None else ():  # no name leaves the axes at the bottom
+        heights[head] = max(heights[head], free)
+        free = heights[head] + gap
+    for head, (height, color) in enumerate(zip(heights, colors, strict=True) if not alike else ()):
+        style: dict[str, Any] = {"va": "center", "size": 8, "color": color}
+        ax.text(1.01, height, f"head {head + 1}", transform=ax.get_yaxis_transform(), **style)
     ax.set_ylim(min(low, *heights), max(high, *heights))
-    ax.set_xlim(0, distances[-1])
+    ax.set_xlim(at[0], at[-1])
     _mark(ax, train_len)
-    ax.set(title=title, xlabel=_DISTANCE, ylabel="bias")
+    ax.set(title=title, xlabel=x, ylabel=y)
 
 
 def _mark(ax: Axes, train_len: int) -> None:
