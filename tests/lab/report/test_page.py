@@ -7,6 +7,7 @@ import json
 import math
 import re
 
+import numpy as np
 import pytest
 
 from posx.lab import plots
@@ -210,6 +211,15 @@ def test_reports_of_nothing_are_refused(capsys, tmp_path, monkeypatch):
     put(tmp_path / "sweep", "rope")
     refused(capsys, 2, ["report", str(tmp_path / "sweep"), "--out=report.txt"], "must end with .html")
     refused(capsys, 2, ["report"], "--workdir is missing")
+
+
+def test_the_gallery_shows_all_distances_and_counts_heads():
+    """Twice 1,024 tokens are at most 512 places, the last among them. Four of eight heads are named as such."""
+    slopes = 2.0 ** -np.arange(1, 9)
+    curve = gallery._curve("added to logits", "distance in tokens", np.arange(2048), -np.outer(slopes, np.arange(2048)))
+    assert (curve["x"][0], curve["x"][-1]) == (0, 2047) and 400 < len(curve["x"]) <= gallery.MOST_POINTS
+    assert [line[-1] for line in curve["lines"]] == pytest.approx(list(-2047 * slopes[:4]), rel=1e-3)
+    assert curve["title"] == "added to logits, heads 1 to 4 of 8"
 
 
 @pytest.mark.slow
