@@ -127,7 +127,7 @@ def test_a_run_measures_hidden_patches_of_larger_pictures(site, tmp_path, capsys
         assert row["ppl"] == pytest.approx(np.exp(row["nll"])) and 1 < row["ppl"] < 20
     code, out, err = tiny.call(capsys, "table", f"--workdir={tmp_path / 'run'}")
     assert code == 0, err
-    assert all(f"{row['accuracy']:.3f} (" in out for row in rows) and rows[0]["exact_match"] < rows[0]["accuracy"]
+    assert all(f"{row['accuracy']:.4f} (" in out for row in rows) and rows[0]["exact_match"] < rows[0]["accuracy"]
     assert json.loads((tmp_path / "run" / "config.json").read_text())["train"]["positions"] == "grid"
 
 

@@ -85,3 +85,15 @@ def test_names_are_text_in_spreadsheets_and_in_latex(tmp_path):
     assert line["encoding"] == "'=1+θ:A" and r"\texttt{=1+\textbackslash{}u03b8:A}" in plots.format_table(
         tmp_path, "latex"
     )
+
+
+def test_shares_never_read_as_all_or_none_unless_they_are():
+    """A share of 0.9995 is no 1, and one of 0.000355 no 0. Ratios and entropies keep three decimals."""
+    facts = {"protocol": "answers", "stride": None, "num_items": 2000, "attention_items": 8}
+    weights = {"zero_weights": 0.000355, "right_weight": 0.999996, "attention_entropy": 0.5}
+    exact = {64: 0.9995, 128: 1.0, 256: 0.0}
+    rows = [made_rows.row("rope", n, **facts, **weights, exact_match=share) for n, share in exact.items()]
+    text = plots.table(made_rows.as_table(rows))
+    right, read = [one for one in text.splitlines() if one.startswith("| rope")]
+    assert [cell.split(" ")[0] for cell in cells(right, "|")[2:]] == ["0.9995", "1.0000", "0.0000"]
+    assert {*cells(read, "|")[2:]} == {"0.999996", "0.0004", "0.500"}

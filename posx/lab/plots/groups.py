@@ -43,6 +43,7 @@ class Point:
     failures: tuple[str, ...] = ()
     interval: tuple[float, float] | None = None  # 95 %, of the mean over text
     no_interval: str = ""  # why there is none
+    is_share: bool = False  # from 0 to 1
 
     @property
     def mean(self) -> float:

@@ -132,7 +132,7 @@ def answer_curves(panel: Panel) -> list[Curve]:
             ends = wilson_interval(float(known.exact_match.mean()), int(known.num_items.min()))
         elif len(known) and known.accuracy_interval.notna().all():
             ends = tuple(np.mean(known.accuracy_interval.tolist(), axis=0).tolist())
-        return Point(length, tuple(known[name]), failed, ends)
+        return Point(length, tuple(known[name]), failed, ends, is_share=True)
 
     curves = []
     for curve in panel.curves:
@@ -150,10 +150,10 @@ def hides_tokens(panel: Panel) -> bool:
 
 def weight_curves(panel: Panel, name: str) -> list[Curve]:
     """Return a number of the attention weights, a column of the rows, against evaluation length in tokens."""
-    curves = []
+    curves, is_share = [], name != "attention_entropy"
     for curve in panel.curves:
         known = curve.rows[curve.rows[name].notna()].groupby("eval_len")[name]
-        points = tuple(Point(int(length), tuple(map(float, values))) for length, values in known)
+        points = tuple(Point(int(length), tuple(map(float, own)), is_share=is_share) for length, own in known)
         curves.append(dataclasses.replace(curve, points=points))
     return _order_curves(curves)
 

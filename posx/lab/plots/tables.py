@@ -37,14 +37,21 @@ def cell(point: Point) -> str:
     failed = " and ".join(sorted({FAILED[kind] for kind in point.failures}))
     if not point.values:
         return failed or _EMPTY
-    text = _number(point.mean) + (f" ± {_number(statistics.stdev(point.values))}" if point.values[1:] else "")
+    write = _share if point.is_share else _number
+    text = write(point.mean) + (f" ± {write(statistics.stdev(point.values))}" if point.values[1:] else "")
     if point.interval:
-        text += f" ({'-'.join(map(_number, point.interval))})"
+        text += f" ({'-'.join(map(write, point.interval))})"
     return f"{text} ({len(point.failures)} {failed})" if failed else text
 
 
 def _number(value: float) -> str:
     return f"{value:.3f}" if value < 100 else f"{value:,.1f}" if value < 1e6 else f"{value:.2e}"
+
+
+def _share(value: float) -> str:
+    """Return a share with four decimals, or up to six if it would read as 0 or 1 and is neither."""
+    digits = next((n for n in (4, 5, 6) if 0 < round(value, n) < 1), 4)
+    return f"{value:.{digits}f}"
 
 
 class RowTable(NamedTuple):

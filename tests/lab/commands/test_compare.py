@@ -506,7 +506,7 @@ def test_the_report_has_the_right_answers_and_verdicts_of_a_task(capsys, tmp_pat
     assert names == ["rope", "alibi"] and [far["value"] for _, far in right] == pytest.approx(
         [shares[n] for n in names]
     )
-    assert all(near["text"].startswith(f"{near['value']:.3f} (") for near, _ in right)
+    assert all(near["text"].startswith(f"{near['value']:.4f} (") for near, _ in right)
     known = {one["eval_len"]: one["effect"] for one in compared(capsys, str(tmp_path), measure="right")}
     for verdict in made["verdicts"]:
         _, _, length, _, measure = made["places"][verdict[2]]
