@@ -11,6 +11,7 @@ import pytest
 from posx.errors import ConfigError, WorkdirError
 from posx.lab import plots
 from posx.lab.commands import FORMS
+from posx.lab.plots import look
 from posx.lab.results.table import read_results
 from tests import made_rows, tiny
 
@@ -97,3 +98,17 @@ def test_shares_never_read_as_all_or_none_unless_they_are():
     right, read = [one for one in text.splitlines() if one.startswith("| rope")]
     assert [cell.split(" ")[0] for cell in cells(right, "|")[2:]] == ["0.9995", "1.0000", "0.0000"]
     assert {*cells(read, "|")[2:]} == {"0.999996", "0.0004", "0.500"}
+
+
+def test_lengths_of_a_million_tokens_have_all_digits(tmp_path):
+    million = 1048576
+    rows = [made_rows.row("rope", n, train_len=n0, run_id=f"rope-{n0}", ppl=5.0)
+            for n0 in (64, million) for n in (64, million, 3 * million)]  # fmt: skip
+    made_rows.write(tmp_path, rows)
+    text = plots.format_table(tmp_path, "markdown")
+    assert "e+0" not in text and "| perplexity at 1048576 |" in text
+    with look.style():
+        ax = look.figure(3, 3).subplots()
+        look.train_line(ax, million)
+    assert ax.texts[0].get_text() == "L = 1048576"
+    assert look.plain_number(4 / 3) == "1.33333" and look.plain_number(1e6) == "1000000"

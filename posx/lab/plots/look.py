@@ -158,6 +158,11 @@ def legend(made: Figure, entries: Sequence[tuple[Line2D, str]], x: float, y: flo
         text.set_text(label)
 
 
+def plain_number(number: float) -> str:
+    """Return a length, or a multiple of one, without an exponent: 1048576, 1.33333."""
+    return f"{number:.0f}" if number == round(number) else f"{number:.6g}"
+
+
 def length_name(length: float) -> str:
     """Return a short name: 64 -> "64", 16384 -> "16k" (k = 1024 tokens), 1.25 -> "1.25"."""
     for unit, name in ((1 << 20, "M"), (1 << 10, "k")):
@@ -225,7 +230,7 @@ def train_line(ax: Axes, at: float) -> None:
     place: dict[str, Any] = {"xycoords": ax.get_xaxis_transform(), "xytext": (-3, -2), "textcoords": "offset points"}
     text: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "top", "size": 9, "color": "#555555", "zorder": 4}
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.0}
-    ax.annotate(f"L = {at:g}", (at, 1.0), bbox=box, **place, **text)
+    ax.annotate(f"L = {plain_number(at)}", (at, 1.0), bbox=box, **place, **text)
 
 
 def spread(values: Sequence[float], gap: float) -> list[float]:

@@ -132,7 +132,7 @@ def _table(panel: Panel) -> RowTable:
     units = {title: panel.train_len if title.startswith("R_") else 1 for title in columns}
     shown = {round(point.x * units[title]) for title in columns for point in columns[title].values()}
     if left := sorted({length for length in panel.rows.eval_len if length >= least} - shown):
-        notes.append(f"Measured too, in eval.jsonl: {', '.join(f'{length:.6g}' for length in left)} tokens")
+        notes.append(f"Measured too, in eval.jsonl: {', '.join(map(look.plain_number, left))} tokens")
     lines = [(curve, {title: columns[title][curve.label] for title in kept}) for curve in curves]
     return RowTable(panel, [*captions.subtitle([panel]), *spreads], warnings, kept, lines, notes)
 
@@ -143,7 +143,7 @@ def _triangle_table(panels: Sequence[Panel]) -> RowTable:
     lines = [
         (
             dataclasses.replace(curve, label=f"{name}, L = {train_len}"),
-            {f"{quantity} at {point.x:.6g}": point for point in curve.points},
+            {f"{quantity} at {look.plain_number(point.x)}": point for point in curve.points},
         )
         for (name, train_len), curve in triangle_curves(panels).items()
     ]
@@ -165,7 +165,7 @@ def _weight_tables(panel: Panel) -> Iterator[RowTable]:
     rows = panel.rows[panel.rows.attention_items.notna()]
     kept = choose_places(set(rows.eval_len), panel.train_len)
     curves = {title: weight_curves(panel, name) for title, name in WEIGHTS.items()}
-    columns = {f"{title} at {n:.6g}": _find_point(own, n) for title, own in curves.items() for n in kept}
+    columns = {f"{title} at {look.plain_number(n)}": _find_point(own, n) for title, own in curves.items() for n in kept}
     columns = {title: points for title, points in columns.items() if any(point.values for point in points.values())}
     if columns:
         items = " to ".join(f"{n:,}" for n in sorted({rows.attention_items.min(), rows.attention_items.max()}))
@@ -202,7 +202,7 @@ def _columns(panel: Panel, curves: Sequence[Curve]) -> dict[str, dict[str, Point
     quantity = "right" if of_answers else captions.perplexity_name(panel.protocol)
     if of_answers or not _has_train_len(panel):
         kept = choose_places(set(panel.rows.eval_len), train_len)
-        return {f"{quantity} at {length:.6g}": _find_point(curves, length) for length in kept}
+        return {f"{quantity} at {look.plain_number(length)}": _find_point(curves, length) for length in kept}
     ratios = ratio_curves(panel)
     factors = choose_places({point.x for curve in ratios for point in curve.points if point.x != 1})
     shorter = choose_places({length for length in panel.rows.eval_len if length < train_len})
@@ -210,7 +210,7 @@ def _columns(panel: Panel, curves: Sequence[Curve]) -> dict[str, dict[str, Point
         **{f"{quantity} at {length}": _find_point(curves, length) for length in shorter},
         f"{quantity} at L = {train_len}": _find_point(curves, train_len),
         f"bits per byte at {train_len}": _find_point(bits_curves(panel), train_len),
-        **{f"R_{factor:.6g}": _find_point(ratios, factor) for factor in factors},
+        **{f"R_{look.plain_number(factor)}": _find_point(ratios, factor) for factor in factors},
     }
 
 
