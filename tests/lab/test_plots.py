@@ -507,6 +507,12 @@ def test_what_cannot_be_drawn_says_why(tmp_path: pathlib.Path) -> None:
     assert not (folder / "figures").exists()
 
 
+def test_one_length_has_no_ratios_to_draw(tmp_path: pathlib.Path) -> None:
+    (short, whole) = (panels([row("rope", n) for n in lengths])[0] for lengths in ((32, 64), (64, 128)))
+    assert [curves.draws("ratio", one) for one in (short, whole)] == [False, True]
+    assert all(curves.draws("extrapolation", one) for one in (short, whole))
+
+
 def test_runs_without_a_measurement_leave_no_table(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Not an empty one, nor that of earlier rows, but the command that measures them."""
     folder = write(tmp_path / "my runs", [row("alibi", 64)])
@@ -532,7 +538,7 @@ def test_failed_single_and_pending_runs_are_drawn(tmp_path: pathlib.Path) -> Non
     (panel,) = groups.panels(read_results(folder), missing_runs(folder))
     shown = words(curves.extrapolation(panel))
     assert "no finite perplexity" in shown and "No results yet: rope-pending" in shown
-    assert len(plots.plot(write(tmp_path / "point", [row("rope", 64)]))) == 4
+    assert len(plots.plot(write(tmp_path / "point", [row("rope", 64)]))) == 2, "no ratios"
 
 
 @pytest.mark.parametrize("low", [1, 2.2, 4.1, 6.3, 9.9, 11.5])

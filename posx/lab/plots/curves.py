@@ -298,7 +298,10 @@ FIGURES_OF = {PerPosition.name: ("per_position",), Answers.name: ("answers", "di
 
 
 def draws(kind: str, panel: Panel) -> bool:
-    """Return whether the rows of a panel have a figure of this kind."""
+    """Tell whether the rows of a panel have a figure of this kind."""
     own = {name for names in FIGURES_OF.values() for name in names}
-    has_rows = kind != distance_map.__name__ or has_distances(panel)
-    return has_rows and kind in FIGURES_OF.get(panel.protocol, (DRAW.keys() | ACROSS.keys()) - own)
+    if kind == distance_map.__name__ and not has_distances(panel):
+        return False
+    if kind == ratio.__name__ and panel.rows.eval_len.max() <= panel.train_len:  # all ratios would be 1
+        return False
+    return kind in FIGURES_OF.get(panel.protocol, (DRAW.keys() | ACROSS.keys()) - own)
