@@ -154,7 +154,9 @@ def test_triangle_has_a_column_for_each_training_length() -> None:
 
 def test_triangle_of_one_training_length_is_refused(tmp_path: pathlib.Path) -> None:
     (tmp_path / "eval.jsonl").write_text(as_lines(measured("rope")))
-    with pytest.raises(WorkdirError, match="triangle needs runs of at least two training lengths"):
+    with pytest.raises(
+        WorkdirError, match="triangle needs runs of a text, of at least two training lengths .* of nonoverlapping$"
+    ):
         plots.plot(tmp_path, "triangle")
 
 

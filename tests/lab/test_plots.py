@@ -31,6 +31,7 @@ from tests.made_rows import (
     cells,
     config,
     logged,
+    position_row,
     row,
     start,
     sweep_rows,
@@ -502,9 +503,51 @@ def test_what_cannot_be_drawn_says_why(tmp_path: pathlib.Path) -> None:
     with pytest.raises(WorkdirError, match="does not exist"):
         plots.plot(tmp_path / "nowhere")
     folder = write(tmp_path / "one", [row("alibi", 64)])
-    with pytest.raises(WorkdirError, match="'per_position'"):
+    with pytest.raises(WorkdirError, match="by the protocol per_position"):
         plots.plot(folder, "per_position")
     assert not (folder / "figures").exists()
+
+
+def answer_row() -> dict[str, Any]:
+    made = row("rope", 64, protocol="answers", num_items=8, num_targets=8, exact_match=0.5, bpb=None)
+    return {name: value for name, value in made.items() if name != "stride"}
+
+
+@pytest.mark.parametrize(
+    ("made", "what", "said"),
+    [
+        ([row("rope", 64)], "answers", "answers needs runs of a task. The rows here are of nonoverlapping$"),
+        ([row("rope", 64)], "distance_map", "distance_map needs runs of a task whose answers are read from one place"),
+        ([answer_row()], "distance_map", "read from one place each. The rows here are of answers$"),
+        ([answer_row()], "ratio", "ratio needs runs of a text, in .*The rows here are of answers$"),
+        (
+            [row("rope", 64)],
+            "ratio",
+            "ratio needs runs of a text, in windows longer than L, .*with posx evaluate",
+        ),
+        (
+            [position_row("rope")],
+            "extrapolation",
+            "by another protocol than per_position. The rows here are of per_position. Measure .*evaluate",
+        ),
+        ([row("rope", 64)], "per_position", "of nonoverlapping. Measure .* --protocol per_position$"),
+        ([answer_row()], "per_position", "per_position needs runs of a text.* of answers$"),
+    ],
+)
+def test_rows_of_another_protocol_are_named(tmp_path: pathlib.Path, made: Any, what: str, said: str) -> None:
+    """The rows exist, so nothing says that `eval.jsonl` has none. A task's rows are never of a text."""
+    with pytest.raises(WorkdirError, match=said) as caught:
+        plots.plot(write(tmp_path, made), what)
+    assert "no usable line" not in str(caught.value)
+
+
+def test_rows_by_position_alone_make_no_table(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(tmp_path, [position_row("rope")])
+    assert {path.stem for path in plots.plot(folder)} == {"per_position"} and not (folder / "table.md").exists()
+    with pytest.raises(WorkdirError, match="posx evaluate") as caught:
+        plots.format_table(folder, "csv")
+    for text in (capsys.readouterr().err, str(caught.value)):
+        assert "by per_position alone" in text and "perplexity yet" not in text
 
 
 def test_one_length_has_no_ratios_to_draw(tmp_path: pathlib.Path) -> None:

@@ -10,7 +10,7 @@ import pathlib
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 # Matplotlib cannot be imported if MPLBACKEND names a backend that is not installed. Jupyter sets it for the commands
@@ -25,6 +25,7 @@ if "matplotlib" not in sys.modules:
             matplotlib.rcParams["backend"] = _asked
 
 from posx.errors import ConfigError, WorkdirError, nearest
+from posx.evaluation.answers import Answers
 from posx.evaluation.protocols import PROTOCOLS, Nonoverlapping
 from posx.lab.files.atomic import disk_errors, write_bytes
 from posx.lab.plots import curves, look
@@ -82,27 +83,38 @@ def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
     written = [path for name, draw in figures.items() for path in _save(draw, folder / "figures", name)]
     measure = f"posx evaluate --workdir {shlex.quote(typed_path(folder))}"
     if not written:
-        if what == curves.triangle.__name__ and any(curves.draws(what, panel) for panel in panels(stored)):
-            raise WorkdirError(
-                f"work folder {str(folder)!r}: {what} needs runs of at least two training lengths "
-                "under one protocol and stride."
-            )
-        wanted = "rows" if what == "all" else f"rows for {what!r}"
-        how = f"Measure its runs with {measure}{' --protocol per_position' if what == PER_POSITION else ''}"
-        raise WorkdirError(
-            f"work folder {str(folder)!r} holds no {wanted} to plot: no usable line in "
-            f"{'metrics.jsonl' if what == 'training' else 'eval.jsonl'} here or in its sub-folders. "
-            + ("Train a run there first" if what == "training" else how)
-        )
+        raise WorkdirError(f"work folder {str(folder)!r}{_why_nothing(what, panels(stored), measure)}")
     for path in set(_figure_files(folder, kinds)) - set(written):
         with disk_errors(path):
             path.unlink()
     if what == "all" and not _write_table(folder, stored, training):
-        say(
-            f"notice: no run in {folder} has a perplexity yet, so there is no table.md. Evaluate the runs with "
-            f"{measure}"
-        )
+        say(f"notice: {_why_no_table(folder, stored)}, so there is no table.md. Evaluate the runs with {measure}")
     return written
+
+
+def _why_nothing(what: str, split: Sequence[Panel], measure: str) -> str:
+    """Return why the panels of a folder have no such figure. measure: the command that measures its runs."""
+    if what == PER_POSITION:
+        measure += f" --protocol {PER_POSITION}"
+    if what in curves.NEEDS and split:
+        protocols = sorted({panel.protocol for panel in split})
+        # Another measurement helps runs of a text alone, and gives no other training length.
+        of_text = what not in curves.FIGURES_OF[Answers.name] and protocols != [Answers.name]
+        helps = of_text and not any(curves.draws(what, panel) for panel in split)
+        are = f"The rows here are of {', '.join(map(look.one_line, protocols))}"
+        how = f". Measure more with {measure}" if helps else ""
+        return f": {what} needs runs of {curves.NEEDS[what]}. {are}{how}"
+    wanted = "rows" if what == "all" else f"rows for {what!r}"
+    file, how = ("eval.jsonl", f"Measure its runs with {measure}")
+    if what == "training":
+        file, how = "metrics.jsonl", "Train a run there first"
+    return f" holds no {wanted} to plot: no usable line in {file} here or in its sub-folders. {how}"
+
+
+def _why_no_table(folder: pathlib.Path, stored: pd.DataFrame) -> str:
+    if panels(stored):
+        return f"the runs in {folder} are measured by {PER_POSITION} alone"
+    return f"no run in {folder} has a perplexity yet"
 
 
 def draw_again(folder: pathlib.Path) -> None:
@@ -146,7 +158,7 @@ def format_table(workdir: str | pathlib.Path, form: str) -> str:
     made = _folder_tables(folder, stored, lambda: read_training(folder, stored, say))
     if not made:
         measure = f"posx evaluate --workdir {shlex.quote(typed_path(folder))}"
-        raise WorkdirError(f"no run in {folder} has a perplexity yet, so there is no table. Measure with {measure}")
+        raise WorkdirError(f"{_why_no_table(folder, stored)}, so there is no table. Measure with {measure}")
     return FORMATS[form](made) if form in FORMATS else as_markdown(made) + "\n"
 
 

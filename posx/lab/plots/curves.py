@@ -296,6 +296,16 @@ ACROSS: dict[str, tuple[str, Callable[[Sequence[Panel]], Figure]]] = {
 #: The figures of one protocol alone. All other protocols share all other figures.
 FIGURES_OF = {PerPosition.name: ("per_position",), Answers.name: ("answers", "distance_map")}
 
+#: The runs that a figure is drawn from.
+NEEDS = {
+    extrapolation.__name__: f"a text, by another protocol than {PerPosition.name}",
+    ratio.__name__: f"a text, in windows longer than L, by another protocol than {PerPosition.name}",
+    per_position.__name__: f"a text, by the protocol {PerPosition.name}",
+    answers.__name__: "a task",
+    distance_map.__name__: "a task whose answers are read from one place each",
+    triangle.__name__: "a text, of at least two training lengths under one protocol and stride",
+}
+
 
 def draws(kind: str, panel: Panel) -> bool:
     """Tell whether the rows of a panel have a figure of this kind."""
