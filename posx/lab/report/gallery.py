@@ -108,12 +108,14 @@ def _curves(name: str, encoding: Encoding, dims: Dims) -> Iterator[dict[str, Any
 
 
 def _curve(title: str, x_title: str, x: np.ndarray, values: np.ndarray) -> dict[str, Any]:
-    """Return lines [head, n], one if all heads are alike. The title says if some heads are left out.
+    """Return lines [head, n], one if all heads are alike. The title says what is left out.
 
-    Long lines keep evenly spaced places up to the last, since they reach beyond L.
+    Long lines keep evenly spaced places up to the last, or the first ones if they turn too fast for that, as RoPE's do.
     """
-    kept = np.unique(np.linspace(0, len(x) - 1, MOST_POINTS).astype(int)) if len(x) > MOST_POINTS else slice(None)
     heads = values[:1] if np.allclose(values, values[:1], atol=1e-6) else values[:MOST_HEADS]
     title += f", heads 1 to {len(heads)} of {len(values)}" if 1 < len(heads) < len(values) else ""
+    kept = np.linspace(0, len(x) - 1, min(MOST_POINTS, len(x))).round().astype(int)
+    if any(np.abs(np.interp(x, x[kept], line[kept]) - line).max() > 0.02 * np.ptp(line) for line in heads):
+        kept, title = np.arange(MOST_POINTS), f"{title}, the first {MOST_POINTS} places"
     lines = [[float(f"{value:.4g}") for value in line[kept]] for line in np.asarray(heads, np.float64)]
     return {"title": title, "x_title": x_title, "x": x[kept].tolist(), "lines": lines}

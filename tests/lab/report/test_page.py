@@ -220,6 +220,8 @@ def test_the_gallery_shows_all_distances_and_counts_heads():
     assert (curve["x"][0], curve["x"][-1]) == (0, 2047) and 400 < len(curve["x"]) <= gallery.MOST_POINTS
     assert [line[-1] for line in curve["lines"]] == pytest.approx(list(-2047 * slopes[:4]), rel=1e-3)
     assert curve["title"] == "added to logits, heads 1 to 4 of 8"
+    fast = gallery._curve("product", "distance in tokens", np.arange(2048), np.cos(np.arange(2048))[None])
+    assert fast["x"] == list(range(512)) and fast["title"] == "product, the first 512 places"
 
 
 @pytest.mark.slow
