@@ -178,11 +178,11 @@ def _table(panel: Panel, measured: Mapping[str, Sequence[Curve]], places: Mappin
     """
     lengths = {name: sorted({point.x for one in drawn for point in one.points}) for name, drawn in measured.items()}
     if of_answers := "right" in measured:
-        columns = {f"right at {n:g}": ("right", n) for n in lengths["right"]}
+        columns = {f"right at {look.plain_number(n)}": ("right", n) for n in lengths["right"]}
     else:
         quantity, at_train = captions.perplexity_name(panel.protocol), float(panel.train_len)
         columns = {f"{quantity} at L": ("ppl", at_train), "bits per byte at L": ("bpb", at_train)}
-        columns |= {f"R_{k:g}": ("R_k", k) for k in choose_places(k for k in lengths["R_k"] if k > 1)}
+        columns |= {f"R_{look.plain_number(k)}": ("R_k", k) for k in choose_places(k for k in lengths["R_k"] if k > 1)}
     lines = dict[int, list[Any]]()
     for curve in panel.curves:
         own = {name: next(one for one in drawn if one.label == curve.label) for name, drawn in measured.items()}
@@ -218,7 +218,7 @@ def _horizon(ratios: Mapping[float, float]) -> dict[str, Any] | None:
     if 1 not in known or max(known) == 1:
         return None
     longest = horizon(ratios)
-    return {"value": longest, "text": f"{'>= ' if longest == max(ratios) else ''}{longest:g}"}
+    return {"value": longest, "text": f"{'>= ' if longest == max(ratios) else ''}{look.plain_number(longest)}"}
 
 
 def _cell(point: Point) -> dict[str, Any]:
