@@ -7,10 +7,10 @@
             new = max(top, row maxima of s)
             p = exp(s - new);  shrink = exp(top - new)
             o = o * shrink + p v;  total = total * shrink + row sums of p;  top = new
-        outputs of i = o / total;  lse of i = top + log(total)
+        outputs of i = o / total;  keep top and total
 
-Further entries of the softmax, such as sinks, are added outside, by the log-sum-exp `lse` of each row. Both have
-gradients.
+Further entries of the softmax, such as sinks, are added outside, by `top` and `total` of each row. Outputs and `total`
+have gradients. `top` cancels, so it needs none. Their log-sum-exp would round log(total) away beside a large score.
 
 The backward pass (flash_backward.py) recomputes s of each tile from the kept rows, through the same functions.
 
@@ -37,7 +37,6 @@ from posx.attention.tiles import (
     Block,
     SharedArrays,
     TileInputs,
-    finite_term,
     hide_pairs,
     visible_pairs,
     with_terms,
@@ -157,7 +156,9 @@ def read_bias(grid: KernelGrid, shared: Shared, i: Any, j: Any, by_keys: bool = 
     return (bias.T if by_keys else bias)[None, None]
 
 
-def _forward(grid: KernelGrid, i: Any, shared: Shared, q_side: Block, k_side: Block, o_ref: Any, lse_ref: Any):
+def _forward(
+    grid: KernelGrid, i: Any, shared: Shared, q_side: Block, k_side: Block, o_ref: Any, top_ref: Any, total_ref: Any
+):
     q = read_block(grid, q_side, i)
 
     def visit(j: Any, carry: Any, masked: bool) -> Any:
@@ -173,9 +174,9 @@ def _forward(grid: KernelGrid, i: Any, shared: Shared, q_side: Block, k_side: Bl
 
     rows = jnp.zeros(grid.block, jnp.float32)
     o, top, total = visit_keys(grid, i, visit, (jnp.zeros(o_ref.shape, jnp.float32), rows + INVISIBLE, rows))
-    total = jnp.where(total > 0, total, 1)
+    total = jnp.where(total == 0, 1, total)
     o_ref[...] = (o * (1 / total)[:, None]).astype(o_ref.dtype)
-    lse_ref[...] = finite_term(top + jnp.log(total))
+    top_ref[...], total_ref[...] = jnp.maximum(top, 2 * LOWEST), total
 
 
 def weights(s: jax.Array, shift: jax.Array) -> jax.Array:
@@ -183,11 +184,11 @@ def weights(s: jax.Array, shift: jax.Array) -> jax.Array:
 
     The unit of exponents of a GPU computes powers of two. XLA's own code for them also serves exponents below -126.
     """
-    shift = (shift * -LOG2E)[:, None]
-    if platform() != "cuda":
-        return jnp.exp2(s * LOG2E + shift)
+    if platform() != "cuda":  # XLA may round a product before a sum in one pass and not in the other
+        return jnp.exp2((s - shift[:, None]) * LOG2E)
     from jax.experimental.pallas import triton  # JAX may remove it
 
+    shift = (shift * -LOG2E)[:, None]
     (values,) = triton.elementwise_inline_asm(
         f"{{ .reg .f32 x; fma.rn.f32 x, $1, {LOG2E_IN_PTX}, $2; ex2.approx.ftz.f32 $0, x; }}",
         args=[s, jnp.broadcast_to(shift, s.shape)], constraints="=f,f,f", pack=1,
@@ -300,13 +301,13 @@ def tabulate_bias(grid: KernelGrid, shared: Shared, by_keys: bool = False) -> Sh
     return shared if shared.bias is None else shared._replace(bias=bias_tiles(grid, shared.bias, by_keys))
 
 
-def forward(grid: KernelGrid, shared: Shared, q: Block, k: Block) -> tuple[jax.Array, jax.Array]:
-    """Return outputs [b, q, h, d], and the logarithm of the sum of exp(score) of each row, [b, h, q].
+def forward(grid: KernelGrid, shared: Shared, q: Block, k: Block) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return outputs [b, q, h, d], and of each row [b, h, q] the highest score and the sum of exp(score - highest).
 
-    If a row sees nothing, they are 0 and a very low number: all differences to it are defined.
+    If a row sees nothing, they are 0, a finite number below all scores, and 1.
     """
     v = k.tokens.values
     o = jax.ShapeDtypeStruct((grid.block, v.shape[-1]), jnp.float32 if grid.wide else v.dtype)
-    out = o, jax.ShapeDtypeStruct((grid.block,), jnp.float32)
+    row = jax.ShapeDtypeStruct((grid.block,), jnp.float32)
     how: Any = {"last_first": grid.mask.causal, "stages": 3}
-    return call(grid, _forward, grid.blocks, out, tabulate_bias(grid, shared), q, k, **how)
+    return call(grid, _forward, grid.blocks, (o, row, row), tabulate_bias(grid, shared), q, k, **how)

@@ -1,9 +1,10 @@
 """The backward pass of flash attention: each tile once more in three kernels, from the kept rows.
 
-They recompute s and w = p / total of a tile, and pull the gradient of s back by `jax.vjp` of the functions of a tile.
-`_query_gradients` sums the gradients of a query block over key blocks, `_key_gradients` those of a key block over query
-blocks. `_bias_gradients` sums the gradient of a bias by distance over the tiles of one block diagonal, which read the
-same biases. Therefore no array of all pairs is written, and no sum depends on the order in which instances run.
+They recompute s and w = exp(s - top) / total of a tile, and pull the gradient of s back by `jax.vjp` of a tile's
+functions. `_query_gradients` sums the gradients of a query block over key blocks, `_key_gradients` those of a key block
+over query blocks. `_bias_gradients` sums the gradient of a bias by distance over the tiles of one block diagonal, which
+read the same biases. Therefore no array of all pairs is written, and no sum depends on the order in which instances
+run.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ from posx.contract import at_least_float32
 
 
 class Rows(NamedTuple):
-    """Arrays of the backward pass: the gradient of outputs [b, q, h, d], and of each row [b, h, q] two numbers."""
+    """Arrays of the backward pass: the gradient of outputs [b, q, h, d], and numbers [b, h, q] of each row."""
 
     o_grad: Any
-    lse: Any
+    top: Any  # the highest score
+    share: Any  # 1 / total: the weight of the highest score
     delta: Any
 
 
@@ -52,14 +54,16 @@ class Gradients(NamedTuple):
     k: Tokens
 
 
-def kernel_backward(grid: KernelGrid, saved: Any, gradients: tuple[jax.Array, jax.Array]):
-    """Return the gradients of the shared arrays and of both sides, of those of outputs and of `lse`.
+def kernel_backward(grid: KernelGrid, saved: Any, gradients: tuple[jax.Array, jax.Array, jax.Array]):
+    """Return the gradients of the shared arrays and of both sides, of those of outputs and of `total`.
 
-    A score s_ij of weight w_ij gets w_ij (<o_grad_i, v_j> - delta_i), with delta_i = <o_grad_i, o_i> - lse_grad_i.
+    A score s_ij of weight w_ij gets w_ij (<o_grad_i, v_j> - delta_i), with
+    delta_i = <o_grad_i, o_i> - total_i total_grad_i. The gradient of `top` is not read: all that is made of both rows
+    depends on total_i exp(top_i) alone.
     """
-    (shared, q, k, o, lse), (o_grad, lse_grad) = saved, gradients
-    delta = (at_least_float32(o) * at_least_float32(o_grad)).sum(axis=-1).swapaxes(1, 2) - lse_grad
-    rows, (b, h) = Rows(o_grad.astype(k.tokens.values.dtype), lse, delta), lse.shape[:2]
+    (shared, q, k, o, top, total), (o_grad, _, total_grad) = saved, gradients
+    delta = (at_least_float32(o) * at_least_float32(o_grad)).sum(axis=-1).swapaxes(1, 2) - total * total_grad
+    rows, (b, h) = Rows(o_grad.astype(k.tokens.values.dtype), top, 1 / total, delta), top.shape[:2]
 
     def run(kernel: Callable, count: int, tree: Any, by_keys: bool = False, last_first: bool = False) -> Any:
         """Return the gradients of arrays [b or 1, count * block, h or fewer, d] and [b or 1, h or fewer, n]."""
@@ -112,7 +116,7 @@ def _gradients(
     by_keys: the products are made with keys first, so that weights meet the sums over queries as they are.
     """
     (by_q, by_k), (o_grad, v) = (x.tokens.mapped[0, 0] for x in (q, k)), (rows.o_grad[0, 0], k.tokens.values[0, 0])
-    lse, delta = rows.lse[0], rows.delta[0]
+    top, share, delta = rows.top[0], rows.share[0], rows.delta[0]
 
     def terms(bias: Any, of_q: Tokens, of_k: Tokens, s: jax.Array) -> jax.Array:
         of_q, of_k = (own._replace(mapped=x.tokens.mapped) for own, x in ((of_q, q), (of_k, k)))
@@ -124,7 +128,7 @@ def _gradients(
     nothing: Any = None
     of_terms = (x.tokens._replace(mapped=nothing, values=None) for x in (q, k))
     s, pull = jax.vjp(terms, bias, *of_terms, products(by_q, by_k)[None, None])
-    w = weights(hide_unseen(grid, q, k, finite_scores(grid, s), masked)[0, 0], lse)
+    w = weights(hide_unseen(grid, q, k, finite_scores(grid, s), masked)[0, 0], top) * share[:, None]
     s_grad = w * (products(o_grad, v) - delta[:, None])
     of_bias, by_terms_q, by_terms_k, of_products = pull(s_grad[None, None])
     of_products = of_products[0, 0].astype(by_q.dtype)
@@ -188,14 +192,14 @@ def _write(refs: Any, values: Any) -> None:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def flash(grid: KernelGrid, shared: Shared, q: Block, k: Block) -> tuple[jax.Array, jax.Array]:
+def flash(grid: KernelGrid, shared: Shared, q: Block, k: Block) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return what `forward` returns of whole blocks of tokens, vectors [b, t, h, d]."""
     return forward(grid, shared, q, k)
 
 
 def _flash_forward(grid: KernelGrid, shared: Shared, q: Block, k: Block):
-    o, lse = forward(grid, shared, q, k)
-    return (o, lse), (shared, q, k, o, lse)
+    out = forward(grid, shared, q, k)
+    return out, (shared, q, k, *out)
 
 
 flash.defvjp(_flash_forward, kernel_backward)

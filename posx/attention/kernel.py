@@ -131,12 +131,12 @@ def kernel(pairs: TileInputs, *, in_order: bool = False, offset: int | None = No
             strip: Any = bias_strip(encoding, pairs.tables.params, distances)
             bias = jnp.maximum(at_least_float32(strip), LOWEST)
         sides = (_whole_blocks(*side, block) for side in zip(pairs[3:], numbers, strict=True))
-        o, lse = flash(grid, Shared(bias, slope), *sides)
-        o, lse = o[:, :num_tokens, :, :channels], lse[..., :num_tokens]
+        o, *rows = flash(grid, Shared(bias, slope), *sides)
+        o, (top, total) = o[:, :num_tokens, :, :channels], (x[..., :num_tokens] for x in rows)
         if (sink := sinks(pairs)) is not None and not near:
-            o = o * jax.nn.sigmoid(lse - sink[None, :, None]).swapaxes(1, 2)[..., None]
+            o = o * jax.nn.sigmoid(top - sink[None, :, None] + jnp.log(total)).swapaxes(1, 2)[..., None]
         o = o.swapaxes(1, 2)
-        return with_near(pairs, offset or 0, near, o, lse) if near else o
+        return with_near(pairs, offset or 0, near, o, top, total) if near else o
 
     return run_in_one_block(pairs, run, otherwise)
 

@@ -1,10 +1,11 @@
 """Terms by distance beside the kernel (flash.py), for encodings whose vectors are constant from a small distance on.
 
 The near keys of query i are its last n, its own included. The kernel attends to all keys before them, the far keys. It
-adds no term by distance but the bias. It returns outputs o_i and the log-sum-exp lse_i of each row. The other
-terms are the same for all far keys of a query. Together these keys therefore enter the softmax as one, *:
+adds no term by distance but the bias. It returns outputs o_i and, of each row, the highest score top_i and the sum
+total_i of exp(score - top_i). The other terms are the same for all far keys of a query. Together these keys therefore
+enter the softmax as one, *:
 
-    s_i*  = lse_i + factor_i (<q_i, query_far> + scaled_far) / sqrt(d)
+    s_i*  = top_i + log(total_i) + factor_i (<q_i, query_far> + scaled_far) / sqrt(d)
     w_i   = softmax(s_ij for near keys j, s_i*, sink)
     out_i = sum_j w_ij (v_j + value_(i-j)) + w_i* (o_i + value_far)
 
@@ -66,12 +67,12 @@ def near_keys(encoding: Encoding, params: Params, offset: int) -> int:
     return max((encoding.reach or 0) - offset, 1) if _terms(encoding, params) else 0
 
 
-def with_near(pairs: TileInputs, offset: int, near: int, o: jax.Array, lse: jax.Array) -> jax.Array:
+def with_near(pairs: TileInputs, offset: int, near: int, o: jax.Array, top: jax.Array, total: jax.Array) -> jax.Array:
     """Return outputs [b, h, q, d] over all keys.
 
     Args:
       pairs: the whole call, in order; offset, near: see `near_keys`.
-      o, lse: outputs [b, h, q, d] over far keys, and the logarithm of the sum of exp(score) of each row, [b, h, q].
+      o, top, total: outputs [b, h, q, d] over far keys, and what `flash.forward` returns of each row, [b, h, q].
     """
     size = max(SMALLEST, 1 << (near - 1).bit_length())
     plan = Plan(
@@ -80,7 +81,8 @@ def with_near(pairs: TileInputs, offset: int, near: int, o: jax.Array, lse: jax.
     )  # fmt: skip
     tables = tabulate(plan, pairs, {"bias", *_terms(pairs.encoding, pairs.tables.params)})
     q, k = (split_into_blocks(side, size) for side in (pairs.q, pairs.k))
-    far = split_into_blocks(Block(Tokens(lse[..., None], o), pairs.q.slots), size).tokens
+    far = Tokens(top[..., None], o, factor=jnp.log(total)[..., None])
+    far = split_into_blocks(Block(far, pairs.q.slots), size).tokens
     k = _with_previous(k._replace(tokens=Tokens(k.tokens.mapped, k.tokens.values, token_bias=k.tokens.token_bias)))
     tile = functools.partial(_tile, pairs._replace(tables=tables), near)
     return join_blocks(jax.vmap(tile)(q, k, far))[:, :, : pairs.sizes[0]]
@@ -103,7 +105,8 @@ def _tile(call: TileInputs, near: int, q: Block, k: Block, far: Tokens) -> jax.A
     Args:
       call: the whole, whose tables are those of a tile.
       near, q, k: as in `with_near`.
-      far: the log-sum-exp of each row as mapped [b, h, q, 1], and outputs as values [b, h, q, d].
+      far: of each row the highest score as mapped and log(total) as factor [b, h, q, 1], and outputs as values
+        [b, h, q, d].
     """
     encoding, mask, tables, *_ = call
     pairs = TileInputs(encoding, mask, tables, q, k)
@@ -118,6 +121,7 @@ def _tile(call: TileInputs, near: int, q: Block, k: Block, far: Tokens) -> jax.A
     tops = (x.max(axis=-1, keepdims=True) for x in entries)
     top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, tops))  # it cancels
     p, p_far, *sink = (jnp.exp(x - top) for x in entries)
+    p_far = p_far * jnp.exp(far.factor)  # log(total) would be rounded away beside a large score
     total = sum(sink, start=p.sum(axis=-1, keepdims=True) + p_far)
     w, w_far = p / total, p_far / total
     extra = (value_terms(pairs, w), value_terms(beyond, w_far))

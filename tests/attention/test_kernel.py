@@ -1,6 +1,7 @@
 """The kernel executor: interpreted, against the dense one, and compiled by Triton in programs for CUDA."""
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import math
@@ -87,6 +88,34 @@ def assert_agree(encoding, params, **how):
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         assert a.dtype == b.dtype
         assert_allclose(a, b, atol=5e-5 * max(1, np.abs(b).max()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Low(posx.Encoding):
+    """A user's bias so low that the logarithm of a sum is rounded away beside it."""
+
+    level: float = -math.inf
+    reach = 0
+
+    def by_distance(self, params, distance):
+        return posx.ByDistance(bias=jnp.full((1, len(distance)), self.level))
+
+
+@pytest.mark.parametrize("encoding", [Low(), slowly(Low(-1e6)), Chain((Shaw(3), Low(-1e6)))], ids=str)
+def test_rows_of_low_scores_have_the_gradients_of_dense(encoding):
+    length = 20
+    q, k, v = (0.01 * x[:1] for x in vectors(length=length))
+    params = jax.tree.map(lambda x: 0.01 * x, params_of(encoding))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def row(executor, q, v):
+        def output(q, v):
+            return posx.attend(encoding, params, q, k, v, POS[:length], executor=executor)[0, -1].sum()
+
+        return jax.value_and_grad(output, argnums=(0, 1))(q, v)
+
+    for a, b in zip(*(jax.tree.leaves(row(executor, q, v)) for executor in (small_blocks, "dense")), strict=True):
+        assert_allclose(a, b, rtol=2e-4, atol=1e-7)
 
 
 @pytest.mark.slow
