@@ -34,9 +34,11 @@ from posx.attention import strips
 from posx.attention.masks import Mask
 from posx.attention.tiles import (
     INVISIBLE,
+    LOWEST,
     Block,
     SharedArrays,
     TileInputs,
+    finite_term,
     hide_pairs,
     visible_pairs,
     with_terms,
@@ -46,8 +48,6 @@ from posx.machine.platforms import platform
 
 #: The logarithm of e to base 2, and its float32 bits.
 LOG2E, LOG2E_IN_PTX = math.log2(math.e), "0f3FB8AA3B"
-#: The score in place of -inf. Its product with LOG2E is exact, as it is a power of two: a row of it has equal weights.
-LOWEST = -(2.0**126)
 
 
 class KernelGrid(NamedTuple):
@@ -126,8 +126,8 @@ def score_products(grid: KernelGrid, bias: Any, q: Block, k: Block, s: jax.Array
 
 
 def finite_scores(grid: KernelGrid, s: jax.Array) -> jax.Array:
-    """Return scores, finite if `score` made them. Triton's maximum would lose a NaN."""
-    return s if grid.score is None else jnp.where(s < LOWEST, LOWEST, s)
+    """Return scores, finite if `score` made them."""
+    return s if grid.score is None else finite_term(s)
 
 
 def _all_axes(side: Block) -> Block:

@@ -20,7 +20,7 @@ from posx.attention.blockwise import blockwise
 from posx.attention.decay import run_in_one_block
 from posx.attention.masks import Mask
 from posx.attention.plan import join_blocks, split_into_blocks
-from posx.attention.tiles import Block, TileInputs, bias_strip, content_free_bias, repeat_heads, visible_pairs
+from posx.attention.tiles import LOWEST, Block, TileInputs, bias_strip, content_free_bias, repeat_heads, visible_pairs
 from posx.contract import (
     ByDistance,
     Encoding,
@@ -117,15 +117,17 @@ def _call_kernel(pairs: TileInputs, *, native: bool, offset: int | None, slab_pa
             start, length = (blocks - 1 - q.number) * size, size + pairs.sizes[1]
             of_block = ByDistance(bias=jax.lax.dynamic_slice_in_dim(strip.bias, start, length, axis=1))
         bias = content_free_bias(encoding, tables.params, q.slots.pos, k.slots.pos, of_block)
-        if visible is None and not mask.causal and keys.shape[1] > pairs.sizes[1]:
+        if bias is not None:  # cuDNN would add its mask as -2^41, above the lowest biases
+            bias = at_least_float32(bias if visible is None else jnp.where(visible, bias, 2 * LOWEST))
+            visible, bias = None, _pad_axis(_pad_axis(bias, 2, multiple), 3, multiple, 2 * LOWEST)
+        elif visible is None and not mask.causal and keys.shape[1] > pairs.sizes[1]:
             visible = jnp.ones((1, 1, *pairs.sizes), bool)
         with jax.numpy_dtype_promotion("standard"):  # JAX's own code mixes types
             o = jax.nn.dot_product_attention(
                 _vectors(q.tokens.mapped, width, multiple), keys, values,
-                bias=None if bias is None else _pad_axis(_pad_axis(at_least_float32(bias), 2, multiple), 3, multiple),
                 # Padded keys are seen by nobody, and a padded query sees the others. Causal masks need no more.
                 mask=None if visible is None else _pad_axis(_pad_axis(visible, 2, multiple, True), 3, multiple, False),
-                scale=1.0,  # queries are already scaled
+                scale=1.0, bias=bias,  # queries are already scaled
                 implementation="cudnn" if native else "xla",
                 **options,
             )  # fmt: skip

@@ -97,7 +97,7 @@ def kernel(pairs: TileInputs, *, in_order: bool = False, offset: int | None = No
     Raises:
       ValueError: the kernel cannot serve the call.
     """
-    from posx.attention.flash import LOWEST, KernelGrid, Shared  # Pallas takes a while to import
+    from posx.attention.flash import KernelGrid, Shared  # Pallas takes a while to import
     from posx.attention.flash_backward import flash
 
     encoding, mask, (params, *_), q, k = pairs
@@ -129,7 +129,7 @@ def kernel(pairs: TileInputs, *, in_order: bool = False, offset: int | None = No
             lowest = (offset or 0) - (grid.num_ahead + 1) * block  # one below those of the tiles, see `bias_tiles`
             distances = np.arange(lowest, lowest + (grid.diagonals + 1) * block)
             strip: Any = bias_strip(encoding, pairs.tables.params, distances)
-            bias = jnp.maximum(at_least_float32(strip), LOWEST)
+            bias = at_least_float32(strip)
         sides = (_whole_blocks(*side, block) for side in zip(pairs[3:], numbers, strict=True))
         o, *rows = flash(grid, Shared(bias, slope), *sides)
         o, (top, total) = o[:, :num_tokens, :, :channels], (x[..., :num_tokens] for x in rows)

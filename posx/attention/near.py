@@ -24,12 +24,14 @@ import jax.numpy as jnp
 from posx.attention.masks import Mask
 from posx.attention.plan import Plan, join_blocks, split_into_blocks, tabulate
 from posx.attention.tiles import (
+    LOWEST,
     Block,
     SharedArrays,
     TileInputs,
     Tokens,
     adjust_scores,
     distance_products,
+    finite_term,
     hide_pairs,
     products,
     sum_values,
@@ -115,7 +117,8 @@ def _tile(call: TileInputs, near: int, q: Block, k: Block, far: Tokens) -> jax.A
     s = hide_pairs(adjust_scores(pairs, s, visible), visible, masked=True)
     one = k._replace(slots=jax.tree.map(lambda x: x[:, :1], k.slots))  # terms by distance read no more of keys
     beyond = pairs._replace(tables=_far(tables), k=one)
-    entries = [s, sum(distance_products(beyond), start=far.mapped)]
+    s_far = finite_term(sum(distance_products(beyond), start=far.mapped))
+    entries = [s, jnp.where(far.mapped < LOWEST, far.mapped, s_far)]  # a row without far keys has a lower one
     if tables.sink is not None:
         entries += [jnp.broadcast_to(tables.sink[None, :, None, None], far.mapped.shape)]
     tops = (x.max(axis=-1, keepdims=True) for x in entries)

@@ -37,6 +37,9 @@ from posx.machine.platforms import is_on_cpu
 
 #: The score of an invisible pair: below every finite one, however low a bias may push those.
 INVISIBLE = -math.inf
+#: The lowest score of a visible pair, above JAX's of an invisible one, -0.7 of the largest float32. As a power of two
+#: it has an exact product with log2(e), and twice the number is still finite.
+LOWEST = -(2.0**126)
 #: Scores of all sequences together from which on they go through `score` one by one on a CPU core: a MiB of float32.
 LARGE = 2**18
 
@@ -151,27 +154,29 @@ def times(x: jax.Array, factor: jax.Array | None) -> jax.Array:
     return x if factor is None else x * factor
 
 
-def finite_term(term: jax.Array | None) -> jax.Array | None:
-    """Return a term of scores with a very low number for -inf: it masks a pair if the query sees another one."""
-    return None if term is None else jnp.maximum(term, jnp.finfo(term.dtype).min / 2)
+def finite_term(term: Any) -> Any:
+    """Return a term of scores, or None, with a very low number for -inf: it masks a pair if the query sees another one.
+
+    A sum of such terms is made finite again: a pair that is masked twice is as low as one that is masked once.
+    """
+    if term is None:
+        return None
+    lowest = max(LOWEST, float(jnp.finfo(term.dtype).min) / 2)  # the second for float16
+    return jnp.where(term < lowest, lowest, term)  # not a maximum, which loses a NaN in Triton
 
 
 def with_terms(pairs: TileInputs, s: jax.Array) -> jax.Array:
     """Return products s [b, h, q, k] plus the biases and the terms by distance: all that `score` is given."""
-    for term in list(_added_terms(pairs)):
+    (params, table, _), by_token = pairs.tables, list[jax.Array]()
+    biases = _position_biases(pairs.encoding, params, *pairs.pos, table)
+    if "token_bias" in defined_hooks(pairs.encoding):
+        by_token = [bias_difference(pairs.q.tokens.token_bias, pairs.k.tokens.token_bias)]
+    by_distance = list(distance_products(pairs))
+    for term in [*biases, *by_token, *by_distance]:  # each [b or 1, h or 1, q, k]
         term = term.astype(s.dtype)
         shared = term.shape[0] == 1 and term.shape[1:] == s.shape[1:]
         s = plus_shared(s, term) if shared else s + term
-    return s
-
-
-def _added_terms(pairs: TileInputs) -> Iterator[jax.Array]:
-    """Yield the biases, then the terms by distance inside the scale: each is [b or 1, h or 1, q, k]."""
-    params, table, _ = pairs.tables
-    yield from _position_biases(pairs.encoding, params, *pairs.pos, table)
-    if "token_bias" in defined_hooks(pairs.encoding):
-        yield bias_difference(pairs.q.tokens.token_bias, pairs.k.tokens.token_bias)
-    yield from distance_products(pairs)
+    return finite_term(s) if len(biases) + bool(by_distance) > 1 else s
 
 
 def distance_products(pairs: TileInputs) -> Iterator[jax.Array]:
@@ -228,7 +233,7 @@ def content_free_bias(
     table: the strip of the bias by distance, None to evaluate it at the positions.
     """
     biases = _position_biases(encoding, params, q_pos, k_pos, table)
-    return functools.reduce(operator.add, biases) if biases else None
+    return finite_term(operator.add(*biases)) if len(biases) > 1 else next(iter(biases), None)
 
 
 def value_terms(pairs: TileInputs, w: jax.Array) -> jax.Array | None:
@@ -302,7 +307,7 @@ def score_tile(tile: Tile) -> Tile:
 
 def bound_scores(pairs: TileInputs, s: jax.Array) -> jax.Array:
     """Return scores that `score` made, finite. In `adjust_scores` its gradient would read them once more."""
-    return s if "score" not in defined_hooks(pairs.encoding) or is_on_cpu() else finite_term(s)  # type: ignore[return-value]
+    return s if "score" not in defined_hooks(pairs.encoding) or is_on_cpu() else finite_term(s)
 
 
 def scores_in_turn(pairs: int) -> bool:

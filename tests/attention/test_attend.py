@@ -307,6 +307,34 @@ def test_a_bias_of_minus_infinity_hides_a_pair(executor):
     assert_allclose(run(Near(), posx.causal()), run(Nope(), posx.window(3)), atol=1e-6)
 
 
+@dataclasses.dataclass(frozen=True)
+class Early(Encoding):
+    """A user's bias that hides all pairs of this text, through the other hook."""
+
+    shift_invariant = False
+
+    def bias(self, params, q_pos, k_pos):
+        return jnp.where(q_pos[:, None] + k_pos[None, :] < 2 * T, -jnp.inf, 0)[None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled(Encoding):
+    """A user's bias inside the scale that hides all pairs."""
+
+    def by_distance(self, params, distance):
+        return posx.ByDistance(scaled=jnp.full((1, len(distance)), -jnp.inf))
+
+
+@pytest.mark.parametrize("executor", ["dense", "even_tiles", "fused", "slabs"])
+def test_pairs_that_are_masked_twice_show_no_later_key(executor, monkeypatch):
+    """A pair that is masked once is as low. All that a query sees is masked, so that the weights are equal."""
+    monkeypatch.setitem(attention.EXECUTORS, "slabs", functools.partial(fused, slab_pairs=T * 4))
+    means = np.cumsum(V, axis=1) / np.arange(1, T + 1)[:, None, None]
+    for parts in ((Near(), Early()), *([] if executor in ("fused", "slabs") else [(Near(), Early(), Scaled())])):
+        run = jax.jit(functools.partial(posx.attend, Chain(parts), {}, q_slots=POS, executor=executor))
+        assert_allclose(run(Q, K, V), means, atol=1e-6)
+
+
 def test_large_scores_have_the_gradients_of_their_softmax():
     """Two equal keys share a weight at any score, also where a log-sum-exp would round ln 2 away."""
     k = np.repeat(K[:, :1], T, axis=1)
