@@ -211,7 +211,7 @@ def _fill_positions(pos: Known, idx: Known) -> Known:
 
     Encodings are defined there, and it is no further from the others than they are from each other.
     """
-    if isinstance(idx, np.ndarray) and (idx >= 0).all():
+    if not idx.size or (isinstance(idx, np.ndarray) and (idx >= 0).all()):
         return pos
     xp: Any = np if isinstance(pos, np.ndarray) and isinstance(idx, np.ndarray) else jnp
     empty, rows = xp.atleast_2d(xp.asarray(idx) < 0), xp.atleast_2d(xp.asarray(pos))
@@ -304,6 +304,8 @@ def zero_outside(x: jax.Array, slots: jax.Array) -> jax.Array:
 
 def consecutive_offset(q_pos: Known, k_pos: Known) -> int | None:
     """Return the first query's position less the first key's, if both sides are known integers that count up by 1."""
+    if not q_pos.size:
+        return None
     for pos in (q_pos, k_pos):
         if not (isinstance(pos, np.ndarray) and pos.ndim == 1 and pos.dtype.kind == "i" and (np.diff(pos) == 1).all()):
             return None

@@ -104,7 +104,7 @@ def attend(
         Encodings with features or whole rows (`tiling`) read tokens slot by slot. Their documents must be one after the
         other, each in order of arrival, and each query's own key must be among the keys. Traced values are trusted.
       k_slots: the same of the keys; None if they are the same tokens.
-      mask: who may see whom; a row that sees nothing returns 0.
+      mask: who may see whom; a row that sees nothing returns 0. There may be no sequences, queries or keys at all.
       x: [b, q, m], the layer's normalised input, from which features of whole-sequence self-attention are computed.
       features: those of queries and of keys, arrays [b, t, ...] by name, in place of x: with a cache.
       executor: "auto" chooses by `choose_executor`. "dense" is one tile, the oracle. "blockwise" has memory linear in
@@ -130,6 +130,8 @@ def attend(
     k_at = q_at if k_slots is None else as_slots(k_slots)
     given = TileInputs(encoding, mask, SharedArrays(params), Block(Tokens(q), q_at), Block(Tokens(k, v), k_at))
     given, in_order, offset = _validate(given, x, features, cached)
+    if 0 in (*q.shape[:2], k.shape[1]):  # no row sees anything; hooks and tiles need not serve arrays without entries
+        return jnp.zeros((*q.shape[:2], q.shape[-2], v.shape[-1]), q.dtype)
     pairs, q_features = _map(given, x, in_order, cached)
     o = barrier(_run(pairs, executor, in_order, offset)).swapaxes(1, 2)
     if "output" in defined_hooks(encoding):

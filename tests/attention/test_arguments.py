@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
 from posx.contract import ByDistance, position_shape
-from posx.encodings import Alibi, Chain, Dape, Encoding, Nope, Shaw, Tupe, Xpos
+from posx.encodings import Alibi, Chain, Dape, Encoding, Nope, Rope, Shaw, Tupe, Xpos
 from posx.errors import ConfigError, UndefinedLength
 from tests.cheap import in_one_program
 from tests.encodings.cases import ACTING
@@ -319,6 +319,22 @@ def test_sizes_are_asked_once():
     first = len(calls)
     jax.eval_shape(functools.partial(attend, Counting(), {}), jax.ShapeDtypeStruct((T,), np.int32))
     assert len(calls) - first < first
+
+
+@pytest.mark.parametrize("executor", [*posx.attention.EXECUTORS, "auto"])
+@pytest.mark.parametrize("case", [(0, 3, 3), (2, 0, 0), (2, 0, 3), (2, 3, 0)], ids=str)
+def test_calls_without_tokens_return_zeros(case, executor):
+    """case: sequences, queries, keys."""
+    b, num_queries, num_keys = case
+    q, k, v = (np.ones((b, t, h, 4), np.float16) for t, h in ((num_queries, 4), (num_keys, 2), (num_keys, 2)))
+    q_pos, k_pos = (np.arange(t, dtype=np.int32) for t in (num_queries, num_keys))
+    sides = (q_pos, None) if num_queries == num_keys else (posx.Slots(q_pos, q_pos), posx.Slots(k_pos, k_pos))
+    for encoding in (Nope(), Rope(rotary_dim=4), Shaw(1)):
+        params = {"keys": np.ones((3, 4)), "values": np.ones((3, 4))} if isinstance(encoding, Shaw) else {}
+        call = functools.partial(posx.attend, encoding, params, executor=executor)
+        o, pull_back = jax.vjp(lambda q, k, v, call=call: call(q, k, v, *sides), q, k, v)
+        assert (o.shape, o.dtype) == (q.shape, q.dtype) and not o.any()
+        assert [(x.shape, bool(x.any())) for x in pull_back(o)] == [(x.shape, False) for x in (q, k, v)]
 
 
 def test_vectors_of_whole_numbers_are_refused():
