@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention.known import check_finite, check_known_positions, check_orders
+from posx.attention.known import check_known_positions, check_orders, check_range
 from posx.attention.masks import MASKS
 from posx.contract import Encoding, Features, check_defined, defined_hooks, position_shape
 
@@ -151,7 +151,7 @@ def both_sides(
         if encoding.axes <= 1:
             check_known_positions(name, side.pos, None if in_order else side.idx, side.segment)
         else:  # each axis may start again, as columns do in every row of an image
-            check_finite(name, side.pos)
+            check_range(name, side.pos)
     if q.pos.dtype != k.pos.dtype:
         raise ValueError(
             f"positions are {q.pos.dtype} for queries but {k.pos.dtype} for keys: give both the same type."

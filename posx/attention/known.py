@@ -25,7 +25,7 @@ def check_known_positions(name: str, pos: Any, idx: Any, segment: Any) -> None:
       idx: arrival orders; None if every slot is a token, in order.
       segment: document numbers; None for one document.
     """
-    check_finite(name, pos)
+    check_range(name, pos)
     if not isinstance(pos, np.ndarray) or not pos.size or idx is not None or not isinstance(segment, np.ndarray | None):
         return
     mark = _MARK.format(name)
@@ -54,10 +54,12 @@ def check_known_positions(name: str, pos: Any, idx: Any, segment: Any) -> None:
         )
 
 
-def check_finite(name: str, pos: Any) -> None:
-    """Raise ValueError if positions of any shape are known to be NaN or infinite."""
-    if isinstance(pos, np.ndarray) and pos.dtype.kind == "f" and not np.isfinite(pos).all():
-        raise ValueError(f"{name} is {pos[~np.isfinite(pos)][0]} in the slot of a token. {_MARK.format(name)}")
+def check_range(name: str, pos: Any) -> None:
+    """Raise ValueError if positions of any shape are known to be NaN, infinite, or beyond those of int32."""
+    if isinstance(pos, np.ndarray) and pos.dtype.kind == "f" and (bad := pos[~(np.abs(pos) < 2.0**31)]).size:
+        raise ValueError(
+            f"{name} is {bad[0]:g} in the slot of a token, but positions must be below 2**31. {_MARK.format(name)}"
+        )
 
 
 def check_orders(name: str, idx: Any, segment: Any) -> None:

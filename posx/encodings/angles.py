@@ -86,7 +86,7 @@ def angles(pos: jax.Array, frequencies: np.ndarray | jax.Array) -> jax.Array:
 
     Args:
       pos: [n] in tokens, int32 or float32. A float is taken as it is. Floats are 2^-24 of their size apart: 0.06 tokens
-        at position 1,000,000.
+        at position 1,000,000. If it is NaN, infinite or at least 2^31 in size, so are its angles NaN.
       frequencies: w, [...] in radians per token. NumPy arrays are read in float64. JAX arrays, which may be learned and
         traced, are exact as the float32 numbers that they are. If they are NaN, infinite or at least 2^32, so are the
         angles NaN.
@@ -101,7 +101,9 @@ def angles(pos: jax.Array, frequencies: np.ndarray | jax.Array) -> jax.Array:
         return product.reshape(shape)
     wrapped, rest_units = _split_units(flat) if isinstance(flat, np.ndarray) else _split_units_traced(as_float(flat))
     rest = jnp.asarray(rest_units * (2 * np.pi / _UNITS), jnp.float32)
-    tokens = pos if jnp.issubdtype(pos.dtype, jnp.integer) else jnp.floor(pos)
+    tokens = pos
+    if not jnp.issubdtype(pos.dtype, jnp.integer):  # a cast of a larger float to int32 would return a number
+        tokens = jnp.where(jnp.abs(pos) < 2.0**31, jnp.floor(pos), jnp.nan)
     units = tokens.astype(jnp.int32)[:, None] * wrapped[None, :]
     radians = as_float(units) * np.float32(2 * np.pi / _UNITS) + as_float(tokens)[:, None] * rest[None, :]
     if tokens is not pos:

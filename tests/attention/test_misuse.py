@@ -48,6 +48,7 @@ MISTAKEN = {
     "padding at the largest": (np.where(ORDER < 15, ORDER, 2**31 - 1).astype(np.int32), "q_pos jumps from 14 to"),
     "padding of NaN": (np.where(ORDER < 4, np.nan, ORDER).astype(np.float32), "q_pos is nan in the slot of a token"),
     "padding of infinity": (np.where(ORDER < 4, np.inf, ORDER).astype(np.float32), "q_pos is inf in the slot of"),
+    "floats beyond int32": (np.float32(2.0**31 + 256 * ORDER), r"q_pos is 2.14748e\+09 in .* must be below 2\*\*31"),
     "NaN in the slot of a token": (
         posx.Slots(np.where(ORDER < 4, np.nan, ORDER).astype(np.float32), np.maximum(ORDER - 3, -1)), "q_pos is nan in",
     ),

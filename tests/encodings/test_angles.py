@@ -43,6 +43,13 @@ def test_float_positions_are_taken_as_they_are():
     assert_allclose(slopes, np.tile(frequencies, (len(pos), 1)), rtol=1e-6)
 
 
+def test_angles_of_floats_beyond_int32_are_nan():
+    pos = np.float32([2.0**31 - 128, 128 - 2.0**31, 2.0**31, -(2.0**31), 1e20, np.inf, np.nan])
+    for frequencies in (np.array([1.0, 1e-3]), jnp.array([1.0, 1e-3])):
+        found = np.isnan(jax.jit(lambda p, w=frequencies: posx.angles(p, w))(pos))
+        assert_array_equal(found, np.tile(np.arange(len(pos))[:, None] > 1, (1, 2)))
+
+
 #: From the least normal number on, with both signs, and above pi, where a token is more than half a turn.
 LEARNED = np.float32([1.0, -0.3, 1e-4, 3.1, 6.3, 1e-9, 1.2e-38, -0.0, 1e-42, 12_345.678, 2.0**32 - 256])
 
