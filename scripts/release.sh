@@ -37,6 +37,9 @@ try_wheel() {  # in the folder $1, which has dist
   test -e venv/lib/python3*/site-packages/posx/py.typed
   venv/bin/posx encodings alibi >/dev/null
   venv/bin/posx sweep --config quick --dry_run
+  for preset in venv/lib/python3*/site-packages/posx/configs/[a-z]*.py; do
+    venv/bin/posx sweep --config "$(basename "$preset" .py)" --print_config >/dev/null
+  done
   venv/bin/python - <<'CODE'
 import jax, numpy as np, posx
 
