@@ -25,6 +25,13 @@ from posx.machine.devices import parse_mesh, use_every_core
 from posx.machine.guard import start_devices
 from posx.notices import say
 
+#: Settings that may leave the shapes of arrays as they are, and change what is computed with them.
+_MEANING = tuple(
+    f"model.{name}:" for name in (
+        "num_heads", "num_kv_heads", "head_dim", "mlp", "norm", "norm_eps", "parallel", "post_norm", "qk_norm",
+    )
+)  # fmt: skip
+
 
 def run_train(values: dict[str, Any], config: Sections | RunConfig) -> None:
     """Train a run, or resume it, and evaluate it."""
@@ -64,7 +71,8 @@ def _resolve_run(values: dict[str, Any], config: Sections | RunConfig) -> RunCon
             )
         held = parent.read_config()
         run = dataclasses.replace(run, parent=held.as_parent() | {"step": str(step)})
-        for line in run_differences(run, held):
+        changed = [line for line in held.differences(run) if line.startswith(_MEANING)]
+        for line in (*run_differences(run, held), *changed):
             say(f"notice: --from={values['from']}: {line}")
         lengths = {getattr(value, "original_len", 0) for encoding in run.layers for value in walk_values(encoding)}
         if longer := sorted(length for length in lengths if length > held.train.length):

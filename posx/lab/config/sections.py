@@ -49,7 +49,8 @@ class ModelConfig:
       parallel: attention and MLP read the same input.
       post_norm: a norm after each of both, as in Gemma 3.
       embedding_norm: a norm after the embeddings, as in BLOOM.
-      dtype: of the operands of the forward matrix products; parameters and all else stay float32.
+      dtype: of the operands of matrix products and of activations between them. Parameters, sums and the residual
+        stream stay float32.
       remat: "layer" keeps only the input of every layer for the backward pass and computes the rest again. That takes
         the memory of about one layer instead of all, for a third more work. XLA's CPU backend merges the two and keeps
         all (0.10.2).

@@ -183,6 +183,11 @@ def inherit_arrays(params: dict[str, Any], run: RunConfig, tokenizer: Tokenizer,
         raise WorkdirError(
             f"{parent.path} was trained with another tokenizer. Give --config.data.tokenizer={parent.tokenizer_file}"
         )
+    if not (run.data.is_task or theirs.is_imported or theirs.data.is_task) and run.held_out != theirs.held_out:
+        say(
+            f"notice: {parent.path.name} held out other text than this run does. If it was trained on some of this "
+            "text, perplexity here is too low. The same data and split avoid that."
+        )
     fresh, old = flatten(params), flatten(trained)
 
     def fits(name: str) -> bool:

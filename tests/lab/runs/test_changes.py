@@ -198,6 +198,19 @@ def test_training_on_takes_no_array_of_another_part(tmp_path):
         np.testing.assert_array_equal(found["shared"]["encoding_0"]["0.table"], table)
 
 
+def test_a_notice_says_that_a_parent_held_out_other_text(tmp_path, capsys):
+    held = dataclasses.replace(run_of("nope", num_layers=1), held_out="one")
+    folder, tokenizer = RunFolder(tmp_path), ByteTokenizer()
+    tokenizer.save(folder.tokenizer_file)
+    folder.write_config(held)
+    params = make_run_model(held, tokenizer.vocab_size).init(jax.random.key(1))
+    Checkpoints(folder.checkpoints, run=held.hash).save(1, {"params": params})
+    for text in ("one", "other"):
+        run = dataclasses.replace(held, held_out=text, parent=held.as_parent() | {"step": "1"})
+        inherit_arrays(params, run, tokenizer, folder)
+        assert ("held out other text" in capsys.readouterr().err) == (text == "other")
+
+
 def test_models_of_other_depths_are_compared():
     old, deeper = run_of("rope(base=5)", num_layers=2), run_of("rope(base=7)", num_layers=3)
     assert run_differences(deeper, old) == ["base: 5 -> 7, in all layers"]
