@@ -94,7 +94,7 @@ def test_checkpoints_of_another_model_are_refused(capsys, site, workdir):
     refused(capsys, 4, words, "another model", "embedding", "[257, 32]")
 
 
-def test_training_on_names_settings_that_leave_shapes_as_they_are(capsys, site, workdir):
+def test_training_on_names_changed_heads(capsys, site, workdir):
     words = ["train", f"--config={site / 'tiny.py'}:t5", f"--from={workdir}", "--dry_run"]
     code, _, err = tiny.call(capsys, *words, "--config.model.num_heads=1", "--config.model.head_dim=16")
     assert code == 0 and "model.num_heads: 2 -> 1" in err and "model.mlp" not in err, err
