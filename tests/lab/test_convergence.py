@@ -11,7 +11,7 @@ from posx.lab import plots
 from posx.lab.files.checksums import with_checksum
 from posx.lab.plots import curves
 from posx.lab.plots.convergence import convergence_tables, final_loss, first_reached, smooth_losses
-from posx.lab.plots.points import Logged, read_training
+from posx.lab.plots.points import Logged, read_log, read_training
 from posx.lab.results.table import read_results
 from tests.made_rows import cells, config, row, start, write
 
@@ -72,6 +72,37 @@ def put_runs(folder, rates, planned=100, ends=(), **facts):
         lines = ({"step": one.step, "attempt": 1, "loss": one.loss, "tokens": one.tokens} for one in log)
         speed = {"tokens_per_second": 128.0 if seed else 64.0}
         (run / "metrics.jsonl").write_text("".join(json.dumps(with_checksum(line | speed)) + "\n" for line in lines))
+
+
+def attempt_rows(number, losses, **start):
+    """Rows of an attempt from {step: loss}; its first row has the facts `start`."""
+    made = [{"step": step, "attempt": number, "loss": loss} for step, loss in losses.items()]
+    return [made[0] | {"start": start}, *made[1:]] if start else made
+
+
+#: {what a later attempt repeats: (rows in the order of writing, {step: loss} that count)}.
+ATTEMPTS = {
+    "a NaN": ((attempt_rows(1, {20: 3.0, 40: 3.0, 53: "nan"}), attempt_rows(2, {60: 2.0})), {20: 3, 40: 3, 60: 2}),
+    "a NaN before its first row": (
+        (attempt_rows(1, {20: 3.0, 40: 3.0, 53: "nan"}), attempt_rows(2, {40: 2.0, 60: 2.0})), {20: 3, 40: 2, 60: 2},
+    ),
+    "rows of other log steps": (
+        (attempt_rows(1, {10: 3.0, 20: 3.0, 30: 3.0, 40: 3.0}), attempt_rows(2, {40: 2.0, 60: 2.0}, step=20)),
+        {10: 3, 20: 3, 40: 2, 60: 2},
+    ),
+    "steps of an attempt before the last": (
+        (attempt_rows(1, {10: 3.0, 20: 3.0}), attempt_rows(2, {25: 2.0}), attempt_rows(3, {20: 1.0})), {10: 3, 20: 1},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("repeated", ATTEMPTS)
+def test_repeated_steps_count_once(tmp_path, repeated):
+    attempts, expected = ATTEMPTS[repeated]
+    rows = itertools.chain(*attempts)
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(with_checksum(row)) + "\n" for row in rows))
+    log = read_log(tmp_path)
+    assert {row.step: row.loss for row in log} == expected and math.isfinite(final_loss(log, 20))
 
 
 @pytest.mark.slow

@@ -107,6 +107,31 @@ def read_row_file(
     return [row for _, row, why in every if not why]
 
 
+def ends_training(row: Mapping[str, Any]) -> bool:
+    """Tell whether a row of `metrics.jsonl` says that a loss or gradient was not finite, which ends its attempt."""
+    return any(name in row and number(row[name]) is None for name in ("loss", "grad_norm"))
+
+
+def drop_repeated(logged: Iterable[Row]) -> list[Row]:
+    """Return the rows of `metrics.jsonl`, given in the order of writing, whose steps no later attempt has repeated.
+
+    An attempt says in its first row after which step it started. Older versions did not write this. Their attempts
+    are taken to start just before the step of their first row, but never with the NaN of the attempt before.
+    """
+    kept = list[Row]()
+    for row in logged:
+        after = row["step"] - 1
+        if kept and row["attempt"] > kept[-1]["attempt"]:
+            if ends_training(kept[-1]):  # no checkpoint holds such a step, so it was repeated
+                kept.pop()
+            start = number(row["start"].get("step")) if isinstance(row.get("start"), dict) else None
+            after = after if start is None else min(after, start)
+        while kept and kept[-1]["step"] > after:
+            kept.pop()
+        kept.append(row)
+    return kept
+
+
 def row_name(row: Mapping[str, Any]) -> str:
     """Return a row's protocol and window, as "sliding at 128"."""
     return f"{row['protocol']} at {row['eval_len']}"

@@ -18,7 +18,7 @@ import pandas as pd
 from posx.errors import ConfigError
 from posx.evaluation.answers import Answers, wilson_interval
 from posx.evaluation.statistics import LARGEST_NLL, check_pair, few_places, half_width, mean_blocks
-from posx.lab.files.rows import number
+from posx.lab.files.rows import drop_repeated, ends_training, number
 from posx.lab.plots.groups import Curve, Panel, Point, choose_places, common_names
 from posx.lab.results.columns import FAILED, RUN_COLUMNS, finite_perplexity, make_table, plain_rows
 from posx.lab.results.facts import config_facts
@@ -290,19 +290,13 @@ def read_training(
 
 def read_log(folder: pathlib.Path, notice: Callable[[str], object] = lambda words: None) -> Log:
     """Return the log of a run, empty if no loss in it is finite. The last loss is NaN if training ended with it."""
-    rows = {}
-    for row in RunFolder(folder).logged_rows(notice):
-        step = number(row.get("step"))
-        if step is not None and "loss" in row:
-            rows[step] = row  # a resumed run repeats steps
     log, seconds, before = list[Logged](), 0.0, 0.0
-    for step, row in sorted(rows.items()):
-        loss, norm, tokens, speed = (
-            number(row.get(name, 0.0)) for name in ("loss", "grad_norm", "tokens", "tokens_per_second")
-        )
+    for row in drop_repeated(row for row in RunFolder(folder).logged_rows(notice) if "loss" in row):
+        tokens, speed = (number(row.get(name, 0.0)) for name in ("tokens", "tokens_per_second"))
         if tokens:
             seconds, before = seconds + ((tokens - before) / speed if speed else 0.0), tokens
-        log.append(Logged(step, math.nan if loss is None or norm is None else loss, tokens or 0.0, seconds))
+        loss = math.nan if ends_training(row) else float(row["loss"])
+        log.append(Logged(row["step"], loss, tokens or 0.0, seconds))
     return log if any(math.isfinite(row.loss) for row in log) else []
 
 

@@ -20,7 +20,6 @@ from posx.lab.config.run import SCHEMA_VERSION, plain_values
 from posx.lab.files import checksums, lines, manifests, rows
 from posx.lab.files.atomic import clear, write_json
 from posx.lab.files.locks import lock
-from posx.lab.files.rows import number
 from posx.lab.machine import processes
 from posx.lab.progress import process_seconds
 
@@ -159,8 +158,7 @@ class RunFolder:
     def nan_step(self) -> int | None:
         """Return the last step of training if its loss or gradient was not finite."""
         last = (self.logged_rows() or [{}])[-1]
-        bad = any(name in last and number(last[name]) is None for name in ("loss", "grad_norm"))
-        return last["step"] if bad else None
+        return last["step"] if rows.ends_training(last) else None
 
     def failure(self) -> str:
         """Return why the last process here failed, "" if it did not."""

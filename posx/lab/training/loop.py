@@ -245,7 +245,7 @@ class MetricsLog:
         if not self.clock:  # the first step compiles: tokens/s count from its end
             jax.block_until_ready(metrics)
             self.clock, self.timed_from = time.perf_counter(), self.last_step + count
-            self.start = {"start": start_cost()}
+            self.start = {"start": start_cost() | {"step": self.last_step}}
 
     def restart_clock(self) -> None:
         """Leave the time since the last row out of the tokens/s of the next row."""
