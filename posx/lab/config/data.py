@@ -10,7 +10,7 @@ import numpy as np
 
 from posx.contract.fields import above, at_least, at_most, below, field_problems
 from posx.errors import ConfigError
-from posx.lab.tasks import parse_task
+from posx.lab.tasks import parse_task, shortest_text
 
 #: Settings that may name a file or folder.
 PLACES = ("source", "validation", "tokenizer", "cache_dir")
@@ -112,6 +112,10 @@ class DataConfig:
     def task(self) -> str:
         """The text of the task."""
         return self.source.removeprefix(TASK)
+
+    def resolve(self) -> DataConfig:
+        """Return the same with a task in its shortest text, so that spelling is no part of a run's identity."""
+        return dataclasses.replace(self, source=TASK + shortest_text(self.task)) if self.is_task else self
 
     @property
     def num_ids(self) -> int:

@@ -210,7 +210,7 @@ def run_config(config: Sections | ConfigDict | Mapping[str, Any]) -> RunConfig:
     layers, dims = model.encodings(asked.encoding, train.length), model.dims(train.length)
     rates = layer_rates(layers, dims, train.position_lr_multiplier)
     measured = sections["eval"].resolve(_target_kind(asked.data, train))
-    sections |= {"model": model, "train": train, "eval": measured}
+    sections |= {"model": model, "data": asked.data.resolve(), "train": train, "eval": measured}
     return RunConfig(layers, rates=rates, code=code_of(layers), asked=asked, **sections)
 
 

@@ -15,7 +15,7 @@ from posx.lab.config.data import TASK
 from posx.lab.data.batches import Dataset, Weighted
 from posx.lab.data.masking import choose_hidden, draw_numbers
 from posx.lab.data.tokenizers import BpeTokenizer, with_model
-from posx.lab.tasks import TASKS, Items, Task, draw_rows, parse_task
+from posx.lab.tasks import TASKS, Items, Task, draw_rows, parse_task, shortest_text
 from posx.lab.tasks.base import BOS, EOS, SPECIAL
 from posx.lab.tasks.check import check_items
 
@@ -29,7 +29,7 @@ STOP_ITEMS = 500
 
 @dataclass(frozen=True)
 class TaskDataset(Dataset):
-    """The items of a task. `source` names it as data.source does."""
+    """The items of a task. `source` names it as data.source does, without defaults: keys of items are made from it."""
 
     task: Task
     source: str
@@ -140,7 +140,8 @@ def open_task(source: str) -> TaskDataset:
 
     Raises ConfigError for an unknown name or field, DataError for wrong items of a class of the user's own.
     """
-    task = parse_task(source.removeprefix(TASK))
+    text = source.removeprefix(TASK)
+    task = parse_task(text)
     if type(task) not in TASKS.values():
         check_items(task)
-    return TaskDataset(task, source)
+    return TaskDataset(task, TASK + shortest_text(text))

@@ -7,9 +7,9 @@ A file holds tasks of one kind: `counting`, `copying`, `recall`, `languages`, `g
 """
 
 from posx.lab.tasks.base import Items, Task, draw_rows
-from posx.lab.tasks.registry import TASKS, parse_task
+from posx.lab.tasks.registry import TASKS, parse_task, shortest_text
 from posx.lazy import module_getter
 
-__all__ = ["TASKS", "Items", "Task", "draw_rows", "parse_task"]
+__all__ = ["TASKS", "Items", "Task", "draw_rows", "parse_task", "shortest_text"]
 
 __getattr__ = module_getter(__name__)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from posx.contract.fields import snake_case
-from posx.encodings.grammar import parse_value
+from posx.encodings.grammar import parse, parse_value, unparse
 from posx.lab.tasks.base import Task
 from posx.lab.tasks.check import check_words
 from posx.lab.tasks.copying import RepeatCopy, SelectiveCopy, Sort, UniqueCopy
@@ -25,3 +27,12 @@ def parse_task(text: str) -> Task:
     if type(task) not in TASKS.values():
         check_words(task)
     return task
+
+
+def shortest_text(text: str) -> str:
+    """Return the text of the same task without defaults: all spellings name the same items. Raises ConfigError."""
+    task, spec = parse_task(text), parse(text)
+    changed = {
+        field.name: value for field in dataclasses.fields(task) if (value := getattr(task, field.name)) != field.default
+    }
+    return unparse({"name": spec["name"]} | changed)  # type: ignore[call-overload]

@@ -12,6 +12,7 @@ import posx
 from posx.errors import ConfigError, DataError
 from posx.lab import plots
 from posx.lab.commands import results
+from posx.lab.config import base_config, run_config
 from posx.lab.data import DataConfig, prepare
 from posx.lab.files.rows import result_text, row_problem
 from posx.lab.plots.captions import unfinished_lines
@@ -179,6 +180,20 @@ def test_batches_depend_on_step_and_seed_alone():
     for other in (one | {"seed": 4}, one | {"step": 6}):
         assert (data.batch(**other).tokens != whole.tokens).any()
     assert data.digest != prepare(DataConfig(source="task:mqar(symbols=21)")).digest
+
+
+def test_spelling_of_a_task_changes_no_item_and_no_hash():
+    """Equal data sets draw equal items. A source without defaults stays as it is, and so do its stored digests."""
+
+    def made(text):
+        config = base_config("nope")
+        config.data.source = f"task:{text}"
+        run, data = run_config(config), prepare(DataConfig(source=config.data.source))
+        return run.hash, run.data.source, data.source, data
+
+    default, other = made("flip_flop"), made("flip_flop(ignore=0.98)")
+    assert made("flip_flop( ignore=.8 )") == default and made("flip_flop(ignore=98e-2)") == other
+    assert default[1:3] == ("task:flip_flop",) * 2 and other[1:3] == ("task:flip_flop(ignore=0.98)",) * 2
 
 
 @pytest.mark.parametrize(
