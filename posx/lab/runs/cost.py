@@ -32,7 +32,7 @@ class Pass:
     Attributes:
       windows: their number.
       batch: windows in one call of the model.
-      flops: of the forward passes, the padding of the last batch included.
+      flops: of the forward passes, the padding of the last batch included. Layers with windows count as causal ones.
       memory: bytes of the process.
     """
 
@@ -58,7 +58,7 @@ def pass_cost(model: Model, config: EvalConfig, length: int, windows: int) -> Pa
     from posx.lab.training.step import flops_per_token
 
     batch = max(1, config.batch_tokens // length)
-    flops = batch * length * flops_per_token(model, length) / 3
+    flops = batch * length * flops_per_token(model, length, windows=False) / 3
     return Pass(windows, batch, -(-windows // batch) * flops, _memory(model, batch * length, flops))
 
 

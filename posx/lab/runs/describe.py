@@ -98,7 +98,8 @@ def layout(run: RunConfig, started: int | None = None, mesh: str = "") -> Layout
     if started and started <= jax.device_count() and rows % started == 0:
         return Layout(started)
     model = expected_model(run)
-    return Layout(count_devices(rows, rows * length * flops_per_token(model, length), 16.0 * count(model)))
+    flops = rows * length * flops_per_token(model, length, windows=False)
+    return Layout(count_devices(rows, flops, 16.0 * count(model)))
 
 
 def opening(run: RunConfig, layout: Layout) -> str:
@@ -122,10 +123,11 @@ class Expected:
     Attributes:
       num_params: of the model.
       tokens: of all training steps.
-      flops: of training, and of measuring answers in it.
+      flops: of training, and of measuring answers in it. Layers with windows count as causal ones.
       eval_flops: of the forward passes of evaluation, None for a whole text of unknown length.
       lengths: evaluated lengths that the model is defined for, each a program to compile.
       slower: times the wall time of as many FLOP without an encoding.
+      per_useful_flop: `flops` for each that MFU counts, which is 1 without windows.
       memory: bytes of the process, with float32 weights, their gradients and two moments, the activations kept for one
         part of a batch, and logits. On XLA's CPU backend these are within about a tenth if the batch outweighs the
         weights. Vectors of pairs add up to a third.
@@ -137,6 +139,7 @@ class Expected:
     eval_flops: float | None
     lengths: int
     slower: float
+    per_useful_flop: float
     memory: int
 
 
@@ -151,15 +154,16 @@ def expected_cost(run: RunConfig) -> Expected:
     from posx.lab.training.step import flops_per_token
 
     model, train = expected_model(run), run.train
+    computed = flops_per_token(model, train.length, windows=False)
     tokens = train.steps * train.batch_size * train.length
     checks = (train.steps - 1) // train.stop_check_steps if train.stop_check_steps else 0
     rows, protocols = row_flops(run), run_protocols(run.eval, train.length)
     is_known = all(protocol.num_targets for protocol, _ in protocols)
     return Expected(
         count(model), tokens,
-        (tokens + checks * STOP_ITEMS * train.length / 3) * flops_per_token(model, train.length),
+        (tokens + checks * STOP_ITEMS * train.length / 3) * computed,
         sum(rows.values()) if is_known else None, len({length for (_, length), flops in rows.items() if flops}),
-        slower(model),
+        slower(model), computed / flops_per_token(model, train.length),
         round(TRAINING_MEMORY + 16 * count(model) + _activations(run, model)),
     )  # fmt: skip
 
@@ -179,7 +183,7 @@ def row_flops(run: RunConfig) -> dict[tuple[str, int], float]:
             one = length, stride, protocol.text_tokens
             tokens = protocol.text_tokens or WHOLE
             windows = tokens / stride + STRETCHES * (tokens // STRETCHES % stride > 0)
-            flops = windows * length * flops_per_token(model, length) / 3
+            flops = windows * length * flops_per_token(model, length, windows=False) / 3
             costs[protocol.name, length] = flops if is_defined(model, length) and one not in passes else 0.0
             passes.add(one)
     return costs

@@ -78,7 +78,7 @@ def model_scores(
         pos = positions.measure(length)
         if layout.is_global:
             return _score_together(at_length, way, layout, params, tokens, pos)
-        devices = worthwhile_devices(len(tokens) * length * flops_per_token(model, length) / 3)
+        devices = worthwhile_devices(len(tokens) * length * flops_per_token(model, length, windows=False) / 3)
         if len(tokens) < devices:  # few windows, long ones: blocks of their queries are sharded
             with jax.set_mesh(mesh(devices)):
                 return jax.device_get(score_rows(at_length, way, 1, on(devices), replicate(tokens, devices), pos))

@@ -148,11 +148,12 @@ def preview(jobs: Sequence[Job], values: Mapping[str, Any]) -> str:
     schedule, on, cpus = LocalEngine(jobs, values["jobs"]).schedule, values["on"].partition(":")[0], values["cpus"]
     width = cpus if on else schedule.width
     varying = varying_settings([job.point for job in jobs])
-    rows = [row for job in jobs for row in job.folder.logged_rows()]
-    share = _median([row.get("mfu") for row in rows])
+    logged = [(job, row) for job in jobs for row in job.folder.logged_rows()]
+    known = [(job, row["mfu"]) for job, row in logged if isinstance(row.get("mfu"), float)]
+    share = _median([mfu * job.expected_cost.per_useful_flop for job, mfu in known])
     # MFU is against wall time, in which other runs were at work on the same cores or accelerator.
     others = 1.0 if on or not share else schedule.turns(schedule.at_once) if schedule.width else schedule.at_once
-    start = _median([row["start"].get("seconds") for row in rows if isinstance(row.get("start"), dict)]) or START
+    start = _median([row["start"].get("seconds") for _, row in logged if isinstance(row.get("start"), dict)]) or START
 
     def core_speed(folder: Path, dtype: str) -> float:
         """Return the speed of products on a core. Shares are of the speed that was stored before runs shared it."""
