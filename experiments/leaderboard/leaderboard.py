@@ -174,8 +174,8 @@ def anew(cells: Sequence[Run], again: Sequence[Run]) -> str:
             both[name] = [Entry([run for run in one.runs if run["seed"] in seeds]) for one in (before[name], new)]
     body, changes = [], []
     for name in sorted(both, key=lambda name: fmean(both[name][1].values("ppl"))):
-        columns = ([one.values("ppl"), *map(one.ratios, (4, 8))] for one in both[name])
-        pairs = [cell(values) for pair in zip(*columns, strict=True) for values in pair]
+        columns = ([cell(one.values("ppl")), *map(one.ratio, (4, 8))] for one in both[name])
+        pairs = [text for pair in zip(*columns, strict=True) for text in pair]
         old, new = (fmean(one.values("nll")) for one in both[name])
         changes.append(new - old)
         body.append([f"`{name}`", str(len(both[name][0].runs)), *pairs, f"{math.expm1(changes[-1]):+.1%}"])
