@@ -43,7 +43,7 @@ class Mask:
         sizes = self.window, self.sinks
         if not all(isinstance(size, int | np.integer) and 0 <= size < 2**31 for size in sizes):
             raise ConfigError(
-                f"mask: window={self.window}, sinks={self.sinks}: both must be whole numbers from 0 to 2**31 - 1."
+                f"mask: window={self.window}, sinks={self.sinks}: both must be whole numbers, below 2**31."
             )
         if self.window and not self.causal:
             raise ConfigError(

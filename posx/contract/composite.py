@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,9 @@ class Composite(Encoding):
     A subclass may define a hook itself; `super()` then calls the hook of the parts. Parameters and features of part
     "n" are named "n.x".
     """
+
+    #: `score` turns mapped vectors on. In a chain, no later part may map queries or keys, and none may have a decay.
+    last_map: ClassVar[bool] = False
 
     def named_parts(self) -> dict[str, Encoding]:
         """Return the parts by name: the encodings in fields, if a subclass does not say otherwise."""
@@ -115,8 +118,7 @@ class Chain(Composite):
 
     `score` sees raw q and k in `tile.q`, `tile.k` and the vectors mapped by all parts in `tile.mapped_q`. A map that
     looks back sees vectors before any map, so it must be the first map. No part may map vectors after one that rotates
-    planes and changes their width, as PoPE does. A part that rotates planes may also change scores, as Self-Extend
-    does. It must be the last that maps queries or keys, and no part may have a decay then.
+    planes and changes their width, as PoPE does. A `last_map`, as Self-Extend, must be the last.
     """
 
     parts: tuple[Encoding, ...]
@@ -135,7 +137,7 @@ class Chain(Composite):
                 )
         parts = list(walk_chain(self))
         for n, part in enumerate(parts):
-            if not (part.planes and part.acts_on("score")):
+            if not (isinstance(part, Composite) and part.last_map):
                 continue
             if later := [other for other in parts[n + 1 :] if other.acts_on("query") or other.acts_on("key")]:
                 raise ConfigError(f"{part} changes the scores of vectors that it rotates. Put it after {later[0]}.")

@@ -35,6 +35,7 @@ class DualChunk(Composite):
     chunk: Length | None = None
     window: Length | None = None
 
+    last_map = True
     integer_positions = True
     shift_invariant = False  # chunks begin at position 0
     about = About("arXiv 2402.17463", "on a trained RoPE model yes, in its paper")

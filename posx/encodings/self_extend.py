@@ -33,6 +33,7 @@ class SelfExtend(Composite):
     window: Length | None = None
     group: Annotated[int, "tokens", at_least(0)] = 4
 
+    last_map = True
     integer_positions = True
     shift_invariant = fact(lambda self: self.group < 2)  # groups begin at position 0
     about = About("arXiv 2401.01325", "on a trained RoPE model yes, up to (L - w) G + w tokens in its paper")
