@@ -37,12 +37,13 @@ try_wheel() {  # in the folder $1, which has dist
   test -e venv/lib/python3*/site-packages/posx/py.typed
   venv/bin/posx encodings alibi >/dev/null
   venv/bin/posx sweep --config quick --dry_run
-  for preset in venv/lib/python3*/site-packages/posx/configs/[a-z]*.py; do
-    venv/bin/posx sweep --config "$(basename "$preset" .py)" --print_config >/dev/null
-  done
   venv/bin/python - <<'CODE'
+import pathlib, runpy
+
 import jax, numpy as np, posx
 
+for preset in pathlib.Path(posx.__file__).with_name("configs").glob("[a-z]*.py"):
+    runpy.run_path(str(preset))["get_config"]()
 dims = posx.Dims(model_dim=16, num_heads=2, head_dim=8, num_layers=1, train_len=8)
 ones, alibi = np.ones((1, 8, 2, 8), np.float32), posx.build("alibi", dims)
 o = posx.attend(alibi, alibi.init(jax.random.key(0), dims), ones, ones, ones, np.arange(8, dtype=np.int32))
