@@ -16,7 +16,7 @@ from pathlib import Path
 from posx.lab.config import base_config
 from posx.lab.config.sections import CLASSIC
 
-#: Of the file beside this one: presets are no package if posx was installed from a wheel.
+#: Read from the file beside this one. `configs` cannot be imported if posx was installed from a wheel.
 ENTRIES = runpy.run_path(str(Path(__file__).with_name("leaderboard.py")))["ENTRIES"]
 #: Each has the rate, 2e-3 or 5e-3, at which more encodings answer items of the training lengths right, 2e-3 if both do.
 TASKS = {"binary_majority": 2e-3, "unique_copy(symbols=128)": 5e-3, "flip_flop": 2e-3}
