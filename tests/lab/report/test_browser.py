@@ -213,7 +213,7 @@ def test_page_of_a_task_shows_right_answers(show, tmp_path):
     assert page.locator("#measure").inner_text() == "share of right answers" and paths(page)
     heads = page.locator("#table th").all_inner_texts()
     assert heads[:4] == ["encoding", "seeds", "right at 64", "right at 128"]
-    assert page.locator("#table tbody tr").first.inner_text().split()[:3] == ["rope", "1", f"{right:.3f}"]
+    assert page.locator("#table tbody tr").first.inner_text().split()[:3] == ["rope", "1", f"{right:.4f}"]
     for one, sign, word in (("alibi", "-", "worse"), ("rope", "+", "better")):
         page.select_option("#one", label=one)
         first = page.locator("#verdicts tbody tr").first.locator("td, th").all_inner_texts()
