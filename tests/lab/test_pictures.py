@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from posx.errors import DataError
-from posx.lab.config.sections import ModelConfig
+from posx.lab.config import DataConfig, ModelConfig
 from posx.lab.data.masking import mask_id, masked_batch, num_hidden
 from posx.lab.data.tasks import open_task
 from posx.lab.files.rows import row_problem
@@ -19,7 +19,7 @@ from posx.lab.tasks import draw_rows, parse_task
 from posx.lab.tasks.base import BOS, FIRST
 from tests import tiny
 
-TASK = open_task("task:dead_leaves")
+TASK = open_task(DataConfig(source="task:dead_leaves"))
 
 
 def share_of_equal(rows, columns):

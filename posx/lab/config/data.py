@@ -10,7 +10,7 @@ import numpy as np
 
 from posx.contract.fields import above, at_least, at_most, below, field_problems
 from posx.errors import ConfigError
-from posx.lab.tasks import parse_task, shortest_text
+from posx.lab.tasks import Task, parse_task, shortest_text
 
 #: Settings that may name a file or folder.
 PLACES = ("source", "validation", "tokenizer", "cache_dir")
@@ -93,7 +93,7 @@ class DataConfig:
 
     def _task_problems(self) -> list[str]:
         try:
-            parse_task(self.task)
+            self.resolve()
         except ConfigError as error:
             return [f"data.source={self.source}: {error}"]
         idle = [name for name, value in vars(self).items() if value != getattr(DataConfig, name)]
@@ -109,13 +109,15 @@ class DataConfig:
         return self.source.startswith(TASK)
 
     @property
-    def task(self) -> str:
-        """The text of the task."""
-        return self.source.removeprefix(TASK)
+    def task(self) -> Task:
+        """The task that the source names. Raises ConfigError for an unknown name or field."""
+        return parse_task(self.source.removeprefix(TASK))
 
     def resolve(self) -> DataConfig:
         """Return the same with a task in its shortest text, so that spelling is no part of a run's identity."""
-        return dataclasses.replace(self, source=TASK + shortest_text(self.task)) if self.is_task else self
+        if not self.is_task:
+            return self
+        return dataclasses.replace(self, source=TASK + shortest_text(self.source.removeprefix(TASK)))
 
     @property
     def num_ids(self) -> int:

@@ -123,7 +123,7 @@ def prepare(
     if problems := config.problems():
         raise ConfigError(join_problems(problems))
     if config.is_task:
-        return open_task(config.source)
+        return open_task(config)
     source, tokenizer = corpus.find_source(config, training), tokenizer or named_tokenizer(config)
     folder = cache_folder(config) / "tokens" / _key(config, source, tokenizer)
     try:

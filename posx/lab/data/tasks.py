@@ -11,11 +11,11 @@ import numpy as np
 
 from posx.contract.sources import source_digest
 from posx.errors import DataError
-from posx.lab.config.data import TASK
+from posx.lab.config.data import DataConfig
 from posx.lab.data.batches import Dataset, Weighted
 from posx.lab.data.masking import choose_hidden, draw_numbers
 from posx.lab.data.tokenizers import BpeTokenizer, with_model
-from posx.lab.tasks import TASKS, Items, Task, draw_rows, parse_task, shortest_text
+from posx.lab.tasks import TASKS, Items, Task, draw_rows
 from posx.lab.tasks.base import BOS, EOS, SPECIAL
 from posx.lab.tasks.check import check_items
 
@@ -135,13 +135,12 @@ class TaskDataset(Dataset):
         return Items(*jax.device_get(draw_rows(self.task, jax.random.split(key, count), fewest, longest, length)))
 
 
-def open_task(source: str) -> TaskDataset:
-    """Return the items of a task, named as "task:flip_flop(ignore=0.98)".
+def open_task(config: DataConfig) -> TaskDataset:
+    """Return the items of the task that `config` names.
 
     Raises ConfigError for an unknown name or field, DataError for wrong items of a class of the user's own.
     """
-    text = source.removeprefix(TASK)
-    task = parse_task(text)
+    task = config.task
     if type(task) not in TASKS.values():
         check_items(task)
-    return TaskDataset(task, TASK + shortest_text(text))
+    return TaskDataset(task, config.resolve().source)

@@ -22,7 +22,6 @@ from posx.lab.data.corpus import absolute, is_path
 from posx.lab.positions import Offset, Randomised, Sequential
 from posx.lab.progress import size
 from posx.lab.runs.folder import RunFolder
-from posx.lab.tasks import parse_task
 from posx.machine.cores import own_memory
 from posx.machine.platforms import is_on_cpu
 from posx.notices import say
@@ -41,7 +40,7 @@ def check_run(run: RunConfig) -> RunConfig:
 
 
 def _objective_problems(run: RunConfig) -> Iterator[str]:
-    task = parse_task(run.data.task) if run.data.is_task else None
+    task = run.data.task if run.data.is_task else None
     if task and task.objective != run.train.objective:
         made = {"masked": "hidden tokens", "next_token": "next tokens"}[task.objective]
         yield (

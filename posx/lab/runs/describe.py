@@ -21,7 +21,6 @@ from posx.lab.data.store import named_tokenizer
 from posx.lab.data.tasks import STOP_ITEMS
 from posx.lab.positions import Grid, Sequential
 from posx.lab.progress import size
-from posx.lab.tasks import parse_task
 from posx.machine.devices import DATA, MODEL, count_devices, parse_mesh
 from posx.machine.platforms import platform
 from posx.notices import say
@@ -291,7 +290,7 @@ def _activations(run: RunConfig, model: Model, data: int = 1, heads: int = 1, ag
 def expected_model(run: RunConfig) -> Model:
     """Return the model of a run whose text is not read yet."""
     if run.data.is_task:
-        return make_run_model(run, parse_task(run.data.task).vocab_size)
+        return make_run_model(run, run.data.task.vocab_size)
     tokenizer = named_tokenizer(run.data)
     return make_run_model(run, tokenizer.vocab_size if tokenizer else run.data.num_ids)
 

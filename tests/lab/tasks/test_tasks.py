@@ -8,6 +8,7 @@ import pytest
 
 from posx.errors import DataError
 from posx.evaluation.answers import Answers
+from posx.lab.config import DataConfig
 from posx.lab.data.tasks import open_task
 from posx.lab.tasks import TASKS, draw_rows
 from posx.lab.tasks.base import SPECIAL
@@ -155,9 +156,9 @@ def test_items_that_are_alike_give_no_interval_of_tokens():
 
 
 def test_a_word_that_a_task_lacks_is_refused():
-    tokenizer = open_task("task:flip_flop").tokenizer
+    tokenizer = open_task(DataConfig(source="task:flip_flop")).tokenizer
     assert tokenizer.decode(tokenizer.encode_batch(["w 0 r"])[0]) == "w 0 r"
     with pytest.raises(DataError, match="'read', 'write' is no word of it. It has <bos> <sep> <eos> <pad> 0 1 w r i."):
         tokenizer.encode_batch(["<bos> write 0 read"])
     with pytest.raises(DataError, match="'x' is no word of it. It has .* 0 1 2 .* and 134 more."):
-        open_task("task:unique_copy").tokenizer.encode_batch(["<bos> x"])
+        open_task(DataConfig(source="task:unique_copy")).tokenizer.encode_batch(["<bos> x"])
