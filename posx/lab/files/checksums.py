@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from posx.errors import Damaged
-from posx.lab.files.atomic import disk_errors, finite_json, write_bytes
+from posx.lab.files.atomic import disk_errors, finite_json, write_bytes, write_json
 from posx.lab.files.lines import parse_json
 
 #: The field of an object that holds the checksum of all others.
@@ -37,6 +37,11 @@ def checksum_problem(values: Mapping[str, Any]) -> str:
 
 def _checksum(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def write_checked(path: Path, values: Mapping[str, Any]) -> None:
+    """Write `values` and their checksum as JSON. Raises OutOfMemoryError, WorkdirError."""
+    write_json(path, with_checksum(values))
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from posx.errors import PosxError
 from posx.lab.files import checksums
-from posx.lab.files.atomic import write_json
 from posx.lab.files.rows import number
 from posx.machine.cores import cpu_name, usable_cores
 from posx.machine.platforms import is_on_cpu
@@ -46,7 +45,7 @@ def machine_ceiling(folder: Path, dtype: str, keep: bool = True) -> float:
     with contextlib.suppress(OSError, PosxError):  # a cache that cannot be written only means measuring again
         if keep:
             folder.mkdir(parents=True, exist_ok=True)
-            write_json(path, checksums.with_checksum({"flops_per_second": measured}))
+            checksums.write_checked(path, {"flops_per_second": measured})
     return units * measured
 
 

@@ -65,8 +65,7 @@ def answer_rows(
                 some: Items = jax.tree.map(lambda x: x[: config.attention_items], items)
                 pos = run.train.token_positions.measure(length)
                 row |= attention_facts(model.at_length(length), params, some, config.precision, layout, pos)
-            rows.append(with_checksum(facts | row | how | {"env": measuring_facts()}))
-            folder.append(folder.eval_file, rows[-1])
+            rows.append(folder.append(folder.eval_file, facts | row | how | {"env": measuring_facts()}))
             done += length
             meter.update(done, meter.facts)
             say(f"{facts['run_id']}  answers at {length}: {result_text(rows[-1])}  ({count:,} items)")

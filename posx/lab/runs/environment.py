@@ -16,7 +16,6 @@ import posx
 from posx.lab.config import RunConfig
 from posx.lab.data import Dataset
 from posx.lab.files import checksums
-from posx.lab.files.atomic import write_json
 from posx.lab.runs.folder import RunFolder
 from posx.machine import platforms
 from posx.machine.cores import cpu_name, usable_cores
@@ -58,7 +57,7 @@ def record(folder: RunFolder, run: RunConfig, dataset: Dataset, layout: Layout) 
     """Write `env.json` at the first start. List later starts in it, with a notice if bits may differ."""
     now = environment(run, dataset, layout)
     if not folder.env_file.exists():
-        write_json(folder.env_file, checksums.with_checksum(now | {"resumed": []}))
+        checksums.write_checked(folder.env_file, now | {"resumed": []})
         return
     first = checksums.read_verified(folder.env_file)
     if not first.get("text_digest"):
@@ -73,7 +72,7 @@ def record(folder: RunFolder, run: RunConfig, dataset: Dataset, layout: Layout) 
         say(f"notice: {folder.path.name} resumes under another layout, not bit for bit ({'; '.join(changes)})")
     before = first.get("resumed")
     resumed = [*(before if isinstance(before, list) else []), {"git": now["git"], "changes": changes}]
-    write_json(folder.env_file, checksums.with_checksum(first | {"resumed": resumed}))
+    checksums.write_checked(folder.env_file, first | {"resumed": resumed})
 
 
 def environment(run: RunConfig, dataset: Dataset, layout: Layout) -> dict[str, Any]:

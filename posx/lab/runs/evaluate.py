@@ -119,9 +119,8 @@ def text_rows(
     rows = []
     for one, row in ((one, one.stored) for one in asked if one.stored):
         weights = attention(one, row)
-        rows.append(with_checksum(row | facts | weights))
-        if weights:  # the losses need not be measured again
-            folder.append(folder.eval_file, rows[-1])
+        row = row | facts | weights
+        rows.append(folder.append(folder.eval_file, row) if weights else with_checksum(row))
     token_bytes = None if token_bytes is None else np.insert(token_bytes, 0, 0)
     # One for all protocols: per-position loss is read off a pass that the non-overlapping protocol makes.
     measured = Measured(
@@ -142,8 +141,7 @@ def text_rows(
                 how = {"executor": config.executor, "precision": config.precision}
                 floor = {"unigram_ppl": _unigram_perplexity(one, measured, losses)}
                 more = {"anchor": one.plan.anchor, **floor, **how, "env": measuring_facts(), **attention(one, row)}
-                rows.append(with_checksum(facts | row | more))
-                folder.append(folder.eval_file, rows[-1])
+                rows.append(folder.append(folder.eval_file, facts | row | more))
                 work.finish(_line(rows[-1]))
     return rows
 

@@ -18,7 +18,7 @@ from posx.errors import Damaged, WorkdirError
 from posx.lab.config import RunConfig
 from posx.lab.config.run import SCHEMA_VERSION, plain_values
 from posx.lab.files import checksums, lines, manifests, rows
-from posx.lab.files.atomic import clear, write_json
+from posx.lab.files.atomic import clear
 from posx.lab.files.locks import lock
 from posx.lab.machine import processes
 from posx.lab.progress import process_seconds
@@ -121,10 +121,12 @@ class RunFolder:
         """The hash of the run as `config.json` has it, "" if that is missing or damaged."""
         return str(checksums.read_verified(self.config_file).get("hash", ""))
 
-    def append(self, file: Path, row: dict[str, Any]) -> None:
-        """Append a row and its checksum to a file of JSON lines. Raises WorkdirError, OutOfMemoryError."""
+    def append(self, file: Path, row: dict[str, Any]) -> dict[str, Any]:
+        """Append a row to a file of JSON lines; return it with its checksum. Raises WorkdirError, OutOfMemoryError."""
+        row = checksums.with_checksum(row)
         if processes.is_first():
-            lines.append(file, checksums.with_checksum(row))
+            lines.append(file, row)
+        return row
 
     def list_rows(self, all_measured: bool) -> None:
         """Write which rows `eval.jsonl` holds, so that a row that is gone is found. Raises WorkdirError.
@@ -139,7 +141,7 @@ class RunFolder:
             listed = {} if all_measured else self._listed_rows()
             again = {name for one, name in there.items() if one not in listed}
             gone = {one: name for one, name in listed.items() if one not in there and name not in again}
-            write_json(self.ledger_file, checksums.with_checksum({"rows": gone | there}))
+            checksums.write_checked(self.ledger_file, {"rows": gone | there})
 
         processes.on_first(write)
 
@@ -251,7 +253,7 @@ class RunFolder:
 
         def mark() -> None:
             held = checksums.read_checked(self.config_file)
-            write_json(self.config_file, checksums.with_checksum(held | {SOLVED_STEP: step}))
+            checksums.write_checked(self.config_file, held | {SOLVED_STEP: step})
 
         processes.on_first(mark)
 
@@ -270,7 +272,7 @@ class RunFolder:
                     f"{self.config_file} was removed during training. Train again with another --workdir."
                 )
             done = {"hash": run.hash, "eval": vars(run.eval), "step": step, "rows": num_rows}
-            write_json(self.done_file, checksums.with_checksum(done))
+            checksums.write_checked(self.done_file, done)
             self.status_file.unlink(missing_ok=True)
 
         processes.on_first(mark)
@@ -337,7 +339,7 @@ class RunFolder:
             facts = {SOLVED_STEP: held[SOLVED_STEP]} | facts
         if self.tokenizer_file.exists():
             facts |= {TOKENIZER_CHECKSUM: checksums.file_checksum(self.tokenizer_file)}
-        write_json(self.config_file, checksums.with_checksum(run.to_json() | facts))
+        checksums.write_checked(self.config_file, run.to_json() | facts)
 
     @contextlib.contextmanager
     def hold(self, facts: Mapping[str, str] = {}, begin: Callable[[], object] = lambda: None) -> Iterator[None]:

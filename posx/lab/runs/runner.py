@@ -11,8 +11,7 @@ from posx.errors import Damaged, DataError, PartialFailure, PosxError, Stopped, 
 from posx.lab.config import RunConfig
 from posx.lab.data import Dataset, TaskDataset, corpus, prepare
 from posx.lab.data.store import cache_folder
-from posx.lab.files.atomic import write_json
-from posx.lab.files.checksums import with_checksum
+from posx.lab.files.checksums import write_checked
 from posx.lab.files.rows import failures
 from posx.lab.machine.compile_cache import use_compile_cache
 from posx.lab.runs import damage, environment, text
@@ -49,8 +48,7 @@ def train_and_evaluate(
     except PosxError as error:
         if not isinstance(error, WorkdirError | Stopped) and (folder.path / ".lock").exists():
             with contextlib.suppress(PosxError):  # the first error is the one to report
-                facts = {"code": error.exit_code, "reason": str(error)}
-                write_json(folder.status_file, with_checksum(facts))
+                write_checked(folder.status_file, {"code": error.exit_code, "reason": str(error)})
         raise
 
 

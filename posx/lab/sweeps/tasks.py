@@ -14,8 +14,7 @@ from posx.errors import PosxError
 from posx.evaluation.protocols import protocol_class, run_protocols
 from posx.lab.config import RunConfig
 from posx.lab.files import lines
-from posx.lab.files.atomic import write_json
-from posx.lab.files.checksums import with_checksum
+from posx.lab.files.checksums import write_checked
 from posx.lab.files.locks import holder
 from posx.lab.files.rows import result_text
 from posx.lab.progress import quantity
@@ -96,7 +95,7 @@ class Job(_Task):
 
     def prepare_worker(self) -> list[str]:
         """Write the settings of the run into its folder; return the arguments of its worker. Raises WorkdirError."""
-        write_json(self.folder.asked_file, with_checksum(self.run.to_json()))
+        write_checked(self.folder.asked_file, self.run.to_json())
         self.folder.status_file.unlink(missing_ok=True)
         return [str(self.folder.path), *["--debug"] * self.debug]
 
