@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import jax
@@ -124,7 +125,8 @@ class Expected:
       tokens: of all training steps.
       flops: of training, and of measuring answers in it. Layers with windows count as causal ones.
       eval_flops: of the forward passes of evaluation, None for a whole text of unknown length.
-      lengths: evaluated lengths that the model is defined for, each a program to compile.
+      rows: {(protocol, length): operations behind each required row of evaluation}. A pass that protocols share counts
+        for the first of them. A whole text counts as WHOLE targets.
       slower: times the wall time of as many FLOP without an encoding.
       per_useful_flop: `flops` for each that MFU counts, which is 1 without windows.
       memory: bytes of the process, with float32 weights, their gradients and two moments, the activations kept for one
@@ -136,10 +138,15 @@ class Expected:
     tokens: int
     flops: float
     eval_flops: float | None
-    lengths: int
+    rows: Mapping[tuple[str, int], float]
     slower: float
     per_useful_flop: float
     memory: int
+
+    @property
+    def lengths(self) -> int:
+        """The number of evaluated lengths that the model is defined for, each a program to compile."""
+        return len({length for (_, length), flops in self.rows.items() if flops})
 
 
 def is_defined(model: Model, length: int) -> bool:
@@ -156,36 +163,25 @@ def expected_cost(run: RunConfig) -> Expected:
     computed = flops_per_token(model, train.length, windows=False)
     tokens = train.steps * train.batch_size * train.length
     checks = (train.steps - 1) // train.stop_check_steps if train.stop_check_steps else 0
-    rows, protocols = row_flops(run), run_protocols(run.eval, train.length)
+    rows, protocols = dict[tuple[str, int], float](), run_protocols(run.eval, train.length)
+    passes = set[tuple[int, int, int]]()
+    for protocol, lengths in protocols:
+        for length in protocol.required_lengths(lengths, functools.partial(is_defined, model)):
+            stride = protocol.window_stride(length, lengths)
+            one = length, stride, protocol.text_tokens
+            text = protocol.text_tokens or WHOLE
+            windows = text / stride + STRETCHES * (text // STRETCHES % stride > 0)
+            flops = windows * length * flops_per_token(model, length, windows=False) / 3
+            rows[protocol.name, length] = flops if is_defined(model, length) and one not in passes else 0.0
+            passes.add(one)
     is_known = all(protocol.num_targets for protocol, _ in protocols)
     return Expected(
         count(model), tokens,
         (tokens + checks * STOP_ITEMS * train.length / 3) * computed,
-        sum(rows.values()) if is_known else None, len({length for (_, length), flops in rows.items() if flops}),
+        sum(rows.values()) if is_known else None, rows,
         slower(model), computed / flops_per_token(model, train.length),
         round(TRAINING_MEMORY + 16 * count(model) + _activations(run, model)),
     )  # fmt: skip
-
-
-def row_flops(run: RunConfig) -> dict[tuple[str, int], float]:
-    """Return the operations behind each row of evaluation that `run` requires, by protocol and length.
-
-    A pass that protocols share counts for the first of them. A whole text counts as WHOLE targets.
-    """
-    from posx.lab.training.step import flops_per_token
-
-    model, costs = expected_model(run), dict[tuple[str, int], float]()
-    passes = set[tuple[int, int, int]]()
-    for protocol, lengths in run_protocols(run.eval, run.train.length):
-        for length in protocol.required_lengths(lengths, functools.partial(is_defined, model)):
-            stride = protocol.window_stride(length, lengths)
-            one = length, stride, protocol.text_tokens
-            tokens = protocol.text_tokens or WHOLE
-            windows = tokens / stride + STRETCHES * (tokens // STRETCHES % stride > 0)
-            flops = windows * length * flops_per_token(model, length, windows=False) / 3
-            costs[protocol.name, length] = flops if is_defined(model, length) and one not in passes else 0.0
-            passes.add(one)
-    return costs
 
 
 def slower(model: Model) -> float:

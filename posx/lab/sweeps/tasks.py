@@ -20,7 +20,7 @@ from posx.lab.files.rows import result_text
 from posx.lab.progress import quantity
 from posx.lab.runs.cost import EVALUATION_MEMORY, STARTING, pass_cost
 from posx.lab.runs.damage import Damage, damages
-from posx.lab.runs.describe import Expected, expected_cost, expected_model, row_flops
+from posx.lab.runs.describe import Expected, expected_cost, expected_model
 from posx.lab.runs.folder import RunFolder
 from posx.lab.runs.requests import Request
 from posx.lab.runs.targets import is_answer
@@ -56,19 +56,12 @@ class _Task:
         """The cost of the whole run. Raises PosxError if it is not known."""
         return expected_cost(self._readable_run)
 
-    @functools.cached_property
-    def _row_flops(self) -> dict[tuple[str, int], float]:
-        """The operations behind each required row, by protocol and length; none if the folder does not tell them."""
-        with contextlib.suppress(PosxError):
-            return row_flops(self._readable_run)
-        return {}
-
     def part_of_rows(self, before: int = 0) -> float:
         """Return the finished part of the evaluation, by operations, from the rows after the first `before` ones.
 
-        The first `before` rows are not computed again, so they do not count.
+        The first `before` rows are not computed again, so they do not count. Raises PosxError if the cost is not known.
         """
-        rows, weights = self.folder.measured_rows(), self._row_flops
+        rows, weights = self.folder.measured_rows(), self.expected_cost.rows
         done = sum(weights.get(row, 0.0) for row in self._answered_rows(rows[before:]))
         left = sum(flops for row, flops in weights.items() if row not in self._answered_rows(rows))
         return done / (done + left) if done else 0.0
@@ -174,10 +167,8 @@ class Evaluation(_Task):
         """The expected cost, 0 if the folder does not tell it. The process of the task then says what is missing."""
         with contextlib.suppress(PosxError):
             expected, stored = self.expected_cost, self._answered_rows(self.folder.measured_rows())
-            missing = {length: n for (name, length), n in self._row_flops.items() if n and (name, length) not in stored}
-            flops = sum(
-                n for row, n in self._row_flops.items() if row not in stored and expected.eval_flops is not None
-            )
+            missing = {length: n for (name, length), n in expected.rows.items() if n and (name, length) not in stored}
+            flops = sum(n for row, n in expected.rows.items() if row not in stored and expected.eval_flops is not None)
             model = expected_model(self._readable_run)
             memory = max(
                 [EVALUATION_MEMORY, *(pass_cost(model, self.run.eval, length, 1).memory for length in missing)]
@@ -199,7 +190,9 @@ class Evaluation(_Task):
         return lines.read_lines(self.output) if self.output else []
 
     def progress(self) -> float:
-        return 0.99 * self.part_of_rows(self._first_count)
+        with contextlib.suppress(PosxError):  # the process of the task says what is missing
+            return 0.99 * self.part_of_rows(self._first_count)
+        return 0.0
 
     @functools.cached_property
     def _first_count(self) -> int:

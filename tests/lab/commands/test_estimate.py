@@ -14,7 +14,7 @@ from posx.lab.data import ByteTokenizer
 from posx.lab.files.rows import SCORES
 from posx.lab.model import make_model
 from posx.lab.runs.cost import COMPILING, EVALUATION_MEMORY, pass_cost
-from posx.lab.runs.describe import count, row_flops
+from posx.lab.runs.describe import count, expected_cost
 from posx.lab.runs.folder import RunFolder
 from posx.lab.sweeps.tasks import Evaluation
 from tests import tiny
@@ -100,7 +100,7 @@ def test_progress_of_an_evaluation_weighs_rows_by_operations(workdir):
     rows = (workdir / "eval.jsonl").read_text().splitlines(keepends=True)
     (workdir / "eval.jsonl").write_text("")
     task = Evaluation(run, folder)
-    weights = row_flops(run)
+    weights = expected_cost(run).rows
     assert weights["per_position", 32] == 0 and task.progress() == 0
     (workdir / "eval.jsonl").write_text(rows[0])
     short, long = weights["nonoverlapping", 16], weights["nonoverlapping", 32]
