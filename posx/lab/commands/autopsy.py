@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from posx.evaluation.protocols import Nonoverlapping, PerPosition
 from posx.evaluation.settings import EvalConfig
 from posx.lab.commands import work_folder
 from posx.lab.commands.evaluate import make_request, redraw, run_variants
-from posx.lab.files.atomic import finite_json
+from posx.lab.files.lines import json_line
 from posx.lab.files.rows import failures
 from posx.lab.results.columns import FAILED
 from posx.lab.runs import autopsy
@@ -70,7 +69,7 @@ def run_autopsy(values: dict[str, Any], _: None) -> None:
             one.folder.take_weights(one.parent, one.run)
     measured = {name: evaluate_request(one, workdir=values["workdir"]) for name, one in requests.items()}
     facts = _facts(trained, requests, measured, left_out, changes)
-    for line in [json.dumps(finite_json(facts))] if values["json"] else _lines(facts):
+    for line in [json_line(facts)] if values["json"] else _lines(facts):
         print(line)
     if not values["json"]:
         redraw(one.folder for one in requests.values())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from posx.errors import ConfigError, WorkdirError
 from posx.evaluation.differences import FEWEST_SEEDS, NOT_SEPARATED, SIGNIFICANCE, Verdict
 from posx.evaluation.protocols import protocol_class
 from posx.lab.commands import work_folders
-from posx.lab.files.atomic import finite_json
+from posx.lab.files.lines import json_line
 from posx.lab.plots.captions import (
     TITLES,
     omission_lines,
@@ -66,7 +65,7 @@ def run_compare(values: dict[str, Any], _: None) -> None:
         elif not reasons and (stored.status == "diverged").any():
             how = "Train this seed again, or name the runs to compare: posx compare RUN RUN"
         raise ConfigError(f"{_join(folders)}: {why}. {how}")
-    plain = (json.dumps(finite_json(one.facts(names))) for one in judged)
+    plain = (json_line(one.facts(names)) for one in judged)
     for line in plain if values["json"] else _lines(judged, names):
         print(line)
     for reason in reasons:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from posx.errors import ConfigError, PartialFailure, WorkdirError
 from posx.lab.argv.settings import replace_settings
 from posx.lab.commands import COMMANDS, work_folder
 from posx.lab.config import RunConfig
-from posx.lab.files.atomic import finite_json
+from posx.lab.files.lines import json_line
 from posx.lab.files.rows import failures
 from posx.lab.progress import group_by_reason
 from posx.lab.runs.changes import change_run, run_differences
@@ -231,7 +230,7 @@ def _show(values: dict[str, Any], workdir: Path, measured: Measured, failed: Map
     rows = [row for run_rows in measured.values() for row in run_rows]
     if values["json"]:
         for row in rows:
-            print(json.dumps(finite_json(row)))
+            print(json_line(row))
     elif rows:
         stored = {run_name(folder.path, workdir): own for folder, own in measured.items()}
         if made := plots.table(build_results(stored, typed_path(workdir))):

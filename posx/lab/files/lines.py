@@ -20,9 +20,14 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def json_line(values: Mapping[str, Any]) -> str:
+    """Return `values` as one line of JSON, with NaN and infinities as text."""
+    return json.dumps(finite_json(values))
+
+
 def append(path: Path, row: Mapping[str, Any]) -> None:
     """Append a line. The torn last line of a killed process is ended first. Raises OutOfMemoryError, WorkdirError."""
-    line = json.dumps(finite_json(row)) + "\n"
+    line = json_line(row) + "\n"
     with disk_errors(path), open(path, "ab+") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)

@@ -7,7 +7,6 @@ started it has made the checks that depend on settings alone.
 
 from __future__ import annotations
 
-import json
 import pickle
 import sys
 from collections.abc import Sequence
@@ -17,8 +16,7 @@ from typing import TYPE_CHECKING
 from posx.errors import ConfigError, PartialFailure
 from posx.lab import interrupts
 from posx.lab.exits import exit_code, prepare_process
-from posx.lab.files.atomic import finite_json
-from posx.lab.files.rows import failures
+from posx.lab.files.lines import json_line
 from posx.machine.guard import start_devices
 
 if TYPE_CHECKING:
@@ -59,11 +57,12 @@ def _train(folder: RunFolder) -> None:
 
 def _evaluate(file: Path) -> None:
     """Evaluate as a request asks and print the rows. Raises PosxError, after the rows if some lengths failed."""
+    from posx.lab.files.rows import failures
     from posx.lab.runs.requests import evaluate_request
 
     rows = evaluate_request(pickle.loads(file.read_bytes()))
     for row in rows:
-        print(json.dumps(finite_json(row)))
+        print(json_line(row))
     if problems := failures(rows):
         raise PartialFailure(f"{'; '.join(problems)} (docs/guides/troubleshooting.md)")
 
