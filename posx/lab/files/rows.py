@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from posx.evaluation.statistics import LARGEST_NLL, perplexity
 from posx.lab.files import lines
 from posx.lab.files.checksums import CHECKSUM, checksum_problem
 
@@ -31,9 +32,6 @@ SCORES = (
 )  # fmt: skip
 #: Stored sums are rounded: those of blocks by this many nats at most, means by position by this many.
 BLOCK_ROUNDING, POSITION_ROUNDING = 0.006, 1e-5
-#: exp(nll) is stored as "inf" from here on, in nats. `posx.evaluation` has the same number. It loads JAX, and a
-#: sweep's worker imports this file before it sets the options of JAX.
-LARGEST_NLL = 700.0
 
 
 def row_problem(row: Mapping[str, Any]) -> str:
@@ -175,7 +173,7 @@ def _perplexity(row: Mapping[str, Any]) -> Iterator[str]:
     nll, ppl = row.get("nll"), row.get("ppl")
     if nll is None:
         return
-    wanted = math.exp(nll) if nll < LARGEST_NLL else math.inf
+    wanted = perplexity(nll)
     agrees = ppl == "inf" if math.isinf(wanted) else number(ppl) is not None and _are_close(ppl, wanted)
     if not agrees:
         yield f"ppl is {_short(ppl)}, but exp(nll) is {_short(wanted)}"
