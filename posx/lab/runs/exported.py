@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from posx.errors import PosxError, WorkdirError, other_names
 from posx.lab.files.atomic import disk_errors, write_bytes
@@ -60,8 +61,7 @@ def unpack(path: Path) -> Path:
 
 def unpack_export(path: Path) -> RunFolder:
     """Return a temporary run folder with the contents of the file `path`, as `unpack` does."""
-    with report_damage(path):
-        header = export_header(path)
+    header = export_header(path)
     place = Path(tempfile.mkdtemp(prefix="posx-"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
     folder = RunFolder(place / path.stem)
@@ -92,16 +92,17 @@ def export_header(path: Path) -> dict[str, str]:
     """Return the header of the file that `export` wrote. Raises WorkdirError if it is of something else or damaged."""
     from safetensors import safe_open
 
-    with safe_open(path, "numpy") as file:
-        header = file.metadata() or {}
-    if header.get("format") != FORMAT:
-        newer = header.get("format", "").startswith("posx ")
-        by_whom = "a newer posx has written it" if newer else "`posx export` has not written it"
-        raise WorkdirError(f"{path} is not of the format {FORMAT!r}: {by_whom}")
-    if dict(parse_json(header["digests"])).get(HEADER) != _digest(header):
-        raise WorkdirError(
-            f"{path} is damaged: its settings or its tokenizer do not match their digest. Export the run again."
-        )
+    with report_damage(path):
+        with safe_open(path, "numpy") as file:
+            header = file.metadata() or {}
+        if header.get("format") != FORMAT:
+            newer = header.get("format", "").startswith("posx ")
+            by_whom = "a newer posx has written it" if newer else "`posx export` has not written it"
+            raise WorkdirError(f"{path} is not of the format {FORMAT!r}: {by_whom}")
+        if dict(parse_json(header["digests"])).get(HEADER) != _digest(header):
+            raise WorkdirError(
+                f"{path} is damaged: its settings or its tokenizer do not match their digest. Export the run again."
+            )
     return header
 
 
@@ -118,19 +119,24 @@ def is_export(path: Path) -> bool:
 
 def check_export(path: Path) -> None:
     """Raise WorkdirError if a file that `export` wrote was cut, edited or changed by the disk."""
+    for _ in _checked_arrays(path, export_header(path)):
+        pass
+
+
+def _checked_arrays(path: Path, header: Mapping[str, str]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield (name, array) of an exported file with this header. Raises WorkdirError for damage."""
     from safetensors import safe_open
 
     from posx.lab.training.checkpoints import array_sha256
 
-    with report_damage(path):
-        header = export_header(path)
-        digests = {name: digest for name, digest in dict(parse_json(header["digests"])).items() if name != HEADER}
-        with safe_open(path, "numpy") as file:
-            if other := other_names(file.keys(), digests):
-                raise WorkdirError(f"{path} is damaged: its arrays do not match its header: {other}")
-            for name, digest in digests.items():
-                if array_sha256(file.get_tensor(name)) != digest:
-                    raise WorkdirError(f"{path} is damaged: {name} does not match its digest")
+    digests = {name: digest for name, digest in dict(parse_json(header["digests"])).items() if name != HEADER}
+    with report_damage(path), safe_open(path, "numpy") as file:
+        if other := other_names(file.keys(), digests):
+            raise WorkdirError(f"{path} is damaged: its arrays do not match its header: {other}. Export the run again.")
+        for name, digest in digests.items():
+            if array_sha256(array := file.get_tensor(name)) != digest:
+                raise WorkdirError(f"{path} is damaged: {name} does not match its digest. Export the run again.")
+            yield name, array
 
 
 def read_export(path: Path, abstract: Any) -> tuple[int, Any]:
@@ -138,23 +144,14 @@ def read_export(path: Path, abstract: Any) -> tuple[int, Any]:
 
     Raises WorkdirError if the file is damaged or holds other arrays.
     """
-    from safetensors import safe_open
+    from posx.lab.training.checkpoints import flatten
 
-    from posx.lab.training.checkpoints import array_sha256, flatten
-
-    with report_damage(path):
-        header = export_header(path)
-        digests = dict(parse_json(header["digests"]))
-        with safe_open(path, "numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no mapping)
-    wanted = flatten(abstract)
+    header = export_header(path)
+    arrays, wanted = dict(_checked_arrays(path, header)), flatten(abstract)
     if other := other_names(arrays, wanted):
         raise WorkdirError(f"{path} holds other arrays than its settings need: {other}. Export the run again.")
     for name, leaf in wanted.items():
-        array = arrays[name]
-        if (array.shape, array.dtype) != (leaf.shape, leaf.dtype) or array_sha256(array) != digests.get(name):
-            raise WorkdirError(
-                f"{path} is damaged: {name} has another shape, or does not match its digest. Export the run again."
-            )
+        if (arrays[name].shape, arrays[name].dtype) != (leaf.shape, leaf.dtype):
+            raise WorkdirError(f"{path} is damaged: {name} has another shape or type. Export the run again.")
     leaves = [jax.device_put(arrays[name], leaf.sharding) for name, leaf in wanted.items()]
     return int(header["step"]), jax.tree.unflatten(jax.tree.structure(abstract), leaves)

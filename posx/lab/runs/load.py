@@ -21,7 +21,7 @@ from posx.lab.files import checksums
 from posx.lab.files.lines import parse_json
 from posx.lab.positions import Positions
 from posx.lab.runs.describe import make_run_model, notice_of_code
-from posx.lab.runs.exported import export_header, read_export, report_damage, unpack_export
+from posx.lab.runs.exported import export_header, read_export, unpack_export
 from posx.lab.runs.finding import find_run
 from posx.lab.runs.folder import TOKENIZER_CHECKSUM, RunFolder
 from posx.lab.runs.text import saved_tokenizer
@@ -117,8 +117,7 @@ def load_model(folder: RunFolder, layout: Layout | None = None) -> tuple[Model, 
 def stored_step(folder: RunFolder) -> int:
     """Return the step of the weights of a run, from names and headers alone. Raises WorkdirError if it has none."""
     if folder.weights.is_file():
-        with report_damage(folder.weights):
-            return int(export_header(folder.weights)["step"])
+        return int(export_header(folder.weights)["step"])
     step = RunFolder(folder.weights).newest_step
     if step is None:
         raise _no_checkpoint(folder)
@@ -136,8 +135,7 @@ def check_borrowed(folder: RunFolder, run: RunConfig) -> RunConfig:
     """
     weights, name = folder.weights, folder.path.name
     if weights.is_file():
-        with report_damage(weights):
-            held = str(parse_json(export_header(weights)["config"])["hash"])
+        held = parse_json(export_header(weights)["config"])["hash"]
         if held != run.hash:
             raise WorkdirError(
                 f"{name} has the weights of {weights}, but that file is of the run {held}, not of {run.hash}. Restore "
