@@ -18,8 +18,8 @@ from posx.lab.layers import sequential
 from posx.lab.model import make_model
 from posx.lab.positions import Positions, parse_policy
 from posx.lab.runs.describe import make_run_model, share
-from posx.lab.runs.scores import Way, model_scores, program
-from posx.lab.training.layout import Layout, rows_sharding, train_program
+from posx.lab.runs.scores import Way, model_scores, score_rows
+from posx.lab.training.layout import Layout, rows_sharding, train_program, whole_program
 from posx.lab.training.step import init_state, train_steps
 from posx.machine import devices
 from posx.machine.devices import DATA, count_devices, mesh, replicate, shard_rows, use_every_core
@@ -121,7 +121,7 @@ def a_long_window_over_devices() -> None:
     for layout in (Layout(1, 1), Layout(8, 1)):
         params, tokens = layout.place(model.abstract()), jax.ShapeDtypeStruct((1, 4097), jnp.int32)
         with jax.set_mesh(layout.mesh):
-            found = program(layout, model, Way()).lower(params, tokens).compile().memory_analysis()
+            found = whole_program(layout, score_rows, model, Way(), 1).lower(params, tokens).compile().memory_analysis()
         taken[layout.data] = found.temp_size_in_bytes
     keys_and_values = 2 * 4 * 4096 * 64
     assert taken[8] - keys_and_values < 0.4 * (taken[1] - keys_and_values), taken

@@ -7,14 +7,12 @@ The right token of a query is the one that its answer is read from, see `posx.la
 from __future__ import annotations
 
 import contextlib
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import xlogy
-from jax.sharding import NamedSharding, PartitionSpec
 
 from posx.errors import OutOfMemoryError
 from posx.evaluation.scoring import out_of_memory
@@ -23,7 +21,7 @@ from posx.lab.model import Model
 from posx.lab.progress import size
 from posx.lab.tasks import Items
 from posx.lab.tasks.base import PAD
-from posx.lab.training.layout import Layout
+from posx.lab.training.layout import Layout, whole_program
 from posx.machine.devices import replicate
 from posx.machine.platforms import product_precision
 
@@ -96,7 +94,9 @@ def attention_facts(
             for x, value in ((tokens, PAD), (scored, False), (source, -1), (inside, False))
         )
         try:
-            sums = jax.tree.map(np.float64, _sum_up(layout, model, precision, params, pos, *padded))
+            with jax.set_mesh(layout.mesh) if layout.is_global else contextlib.nullcontext():
+                sums = jax.device_get(whole_program(layout, _sums, model, precision)(params, pos, *padded))
+            sums = jax.tree.map(np.float64, sums)
         except Exception as error:
             if not out_of_memory(error):
                 raise
@@ -130,18 +130,6 @@ def _fields(totals: Any, count: int, num_scored: int, num_right: int) -> dict[st
         "attention_entropy": every["entropy"],
         "far_weight": every["far_weight"],
     }
-
-
-def _sum_up(layout: Layout, model: Model, precision: str, params: Any, pos: Any, *arrays: np.ndarray) -> Any:
-    """Return `_sums` on the host, by all devices of the parameters."""
-    with jax.set_mesh(layout.mesh) if layout.is_global else contextlib.nullcontext():
-        return jax.device_get(_program(layout, model, precision)(params, pos, *arrays))
-
-
-@functools.cache
-def _program(layout: Layout, model: Model, precision: str) -> Any:
-    whole = NamedSharding(layout.mesh, PartitionSpec()) if layout.is_global else None
-    return jax.jit(functools.partial(_sums, model, precision), out_shardings=whole)
 
 
 def _sums(

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from posx.errors import UndefinedLength
 from posx.lab import cross_entropy
 from posx.lab.model import Model
 from posx.lab.positions import Positions
 from posx.lab.runs.describe import is_defined
-from posx.lab.training.layout import Layout
+from posx.lab.training.layout import Layout, whole_program
 from posx.lab.training.step import flops_per_token
 from posx.machine.devices import DATA, map_devices, mesh, replicate, shard_rows, worthwhile_devices
 from posx.machine.platforms import product_precision
@@ -117,11 +117,4 @@ def _score_together(model: Model, way: Way, layout: Layout, params: Any, tokens:
     rows = layout.mesh.shape[DATA]
     padded = _pad_rows(tokens, -len(tokens) % rows if len(tokens) >= rows else 0)
     with jax.set_mesh(layout.mesh):
-        return _first_rows(program(layout, model, way)(params, padded, pos), len(tokens))
-
-
-@functools.cache
-def program(layout: Layout, model: Model, way: Way) -> Any:
-    """Return the compiled program of a sharded model."""
-    whole = NamedSharding(layout.mesh, PartitionSpec())
-    return jax.jit(functools.partial(score_rows, model, way, 1), out_shardings=whole)
+        return _first_rows(whole_program(layout, score_rows, model, way, 1)(params, padded, pos), len(tokens))

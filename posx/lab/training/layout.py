@@ -68,6 +68,11 @@ class Layout:
         return mesh(self.num_devices, self.model)
 
     @property
+    def whole(self) -> NamedSharding:
+        """The sharding of an array that each device has a copy of."""
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    @property
     def is_global(self) -> bool:
         """Whether parameters lie on the mesh of all processes, so that programs are compiled over that mesh."""
         return self.model > 0 or jax.process_count() > 1
@@ -85,7 +90,7 @@ class Layout:
             return state
         if not self.is_global:
             return replicate(state, self.num_devices)
-        whole = NamedSharding(self.mesh, PartitionSpec())
+        whole = self.whole
         return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, whole, np.asarray(x).__getitem__), state)
 
     def abstract(self, model: Model, config: TrainConfig) -> State:
@@ -135,12 +140,17 @@ def train_program(
 ) -> Callable[..., tuple[State, Metrics]]:
     """Compile `train_steps` so that the state keeps its shardings."""
     state = jax.tree.map(lambda leaf: leaf.sharding, layout.abstract(model, config))
-    whole = NamedSharding(layout.mesh, PartitionSpec())
 
     def steps(state: State, batches: Batch, count: Any) -> tuple[State, Metrics]:
         return train_steps(model, config, state, batches, count, 1, rates)
 
-    return jax.jit(steps, donate_argnums=0, out_shardings=(state, whole))
+    return jax.jit(steps, donate_argnums=0, out_shardings=(state, layout.whole))
+
+
+@functools.cache
+def whole_program(layout: Layout, function: Callable[..., Any], *static: Any) -> Callable[..., Any]:
+    """Compile `function`, which takes the `static` values first, so that each device has a copy of its results."""
+    return jax.jit(functools.partial(function, *static), out_shardings=layout.whole if layout.is_global else None)
 
 
 def rows_sharding(mesh: Mesh) -> NamedSharding:
@@ -156,8 +166,7 @@ def agreement(layout: Layout) -> Callable[[bool], bool]:
     """
     if jax.process_count() == 1:
         return bool
-    every, whole = (NamedSharding(layout.mesh, PartitionSpec(*axes)) for axes in ((layout.mesh.axis_names,), ()))
-    raised = jax.jit(jnp.any, out_shardings=whole)
+    every, raised = NamedSharding(layout.mesh, PartitionSpec(layout.mesh.axis_names)), whole_program(layout, jnp.any)
     before: list[Any] = [False]
 
     def agree(flag: bool) -> bool:
