@@ -12,6 +12,7 @@ from posx.evaluation.protocols import Nonoverlapping, PerPosition
 from posx.evaluation.settings import EvalConfig
 from posx.lab.commands import work_folder
 from posx.lab.commands.evaluate import make_request, redraw, run_variants
+from posx.lab.config import RunConfig
 from posx.lab.files.lines import json_line
 from posx.lab.files.rows import failures
 from posx.lab.results.columns import FAILED
@@ -52,8 +53,8 @@ def run_autopsy(values: dict[str, Any], _: None) -> None:
     Raises ConfigError if the run or the settings do not fit, PartialFailure if a length could not be measured.
     """
     use_every_core()
-    values = _with_defaults(values)
-    trained = make_request(values, folder := find_run(work_folder(values)), folder.read_config(), None)
+    values, folder, run = _with_defaults(values)
+    trained = make_request(values, folder, run, None)
     say_unused([trained.asked], values["overrides"])
     longest = max(trained.asked.eval.lengths)
     if longest <= trained.run.train.length:
@@ -77,8 +78,11 @@ def run_autopsy(values: dict[str, Any], _: None) -> None:
         raise PartialFailure(f"{'; '.join(problems)} (docs/guides/troubleshooting.md)")
 
 
-def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the flags, with those of `posx evaluate`. Raises ConfigError if the run or a setting does not fit."""
+def _with_defaults(values: dict[str, Any]) -> tuple[dict[str, Any], RunFolder, RunConfig]:
+    """Return the flags, with those of `posx evaluate`, the run that they name, and its settings.
+
+    Raises ConfigError if the run or a setting does not fit.
+    """
     if values["operand"] and values["workdir"]:
         raise ConfigError(f"--workdir={values['workdir']}: {values['operand']} names the run already. Name it once.")
     settings, place = values["overrides"].values(), values["operand"] or values["workdir"]
@@ -100,7 +104,7 @@ def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     if not lengths and "eval.lengths" not in settings:
         lengths = ",".join(str(n * run.train.length) for n in (1, 2, 4))
     own = {"workdir": place, "lengths": lengths, "protocol": f"{PROTOCOL},{BY_POSITION}", "stride": None}
-    return values | own | {"encoding": "", "masks": "", "layers": ""}
+    return values | own | {"encoding": "", "masks": "", "layers": ""}, folder, run
 
 
 def _requests(

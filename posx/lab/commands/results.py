@@ -203,7 +203,8 @@ def run_generate(values: dict[str, Any], _: None) -> None:
     """Print the prompt and its continuation. Raises ConfigError for wrong flags."""
     sampling = Sampling(values["temperature"], values["top_k"])
     folder = find_run(unpack(work_folder(values)))
-    folder.read_config().model.require_causal("posx generate")
+    run = folder.read_config()
+    run.model.require_causal("posx generate")
     if values["num_tokens"] < 1:
         raise ConfigError(f"--num_tokens={values['num_tokens']} must be at least 1.")
     if not 0 <= values["seed"] < 2**32:
@@ -211,7 +212,6 @@ def run_generate(values: dict[str, Any], _: None) -> None:
     if values["dry_run"]:
         print(f"would sample {values['num_tokens']} tokens from {folder.path} with {sampling}")
         return
-    run = folder.read_config()
     use_compile_cache(cache_folder(run.data))
     model, params, tokenizer, _step = load_model(folder)
     prompt, added = with_begin(tokenizer, tokenizer.encode(values["prompt"]), run.data.is_task)

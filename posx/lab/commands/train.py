@@ -38,7 +38,8 @@ def run_train(values: dict[str, Any], config: Sections | RunConfig) -> None:
     folder = RunFolder(work_folder(values, needed=False))
     use_every_core(_least_devices(values, folder))
     start_devices()
-    run = _resolve_run(values, config)
+    parent = find_run(Path(values["from"]).expanduser().resolve()) if values["from"] else None
+    run = _resolve_run(values, config, parent)
     if values["dry_run"]:
         if run.data.is_task:  # items are drawn, not read
             run = with_text(run, prepare(run.data, log=say))
@@ -49,11 +50,11 @@ def run_train(values: dict[str, Any], config: Sections | RunConfig) -> None:
     folder = RunFolder(work_folder(values))
     from posx.lab.runs.runner import train_and_evaluate  # Flax, Optax, Orbax: once the settings are known to be right
 
-    rows = train_and_evaluate(run, folder, values["mesh"], _parent(values))
+    rows = train_and_evaluate(run, folder, values["mesh"], parent)
     say(_summary(run, rows, values["workdir"]))
 
 
-def _resolve_run(values: dict[str, Any], config: Sections | RunConfig) -> RunConfig:
+def _resolve_run(values: dict[str, Any], config: Sections | RunConfig, parent: RunFolder | None) -> RunConfig:
     """Return the resolved settings of the run. Raises ConfigError for settings of a sweep and for wrong settings."""
     for word, name in values["overrides"].items():
         if name.startswith("sweep."):
@@ -63,7 +64,7 @@ def _resolve_run(values: dict[str, Any], config: Sections | RunConfig) -> RunCon
     run = config if isinstance(config, RunConfig) else run_config(config)
     if values["workdir"]:
         check_work_folder(work_folder(values), sweep=False)
-    if parent := _parent(values):
+    if parent:
         if (step := parent.newest_step) is None:
             raise WorkdirError(
                 f"--from={values['from']}: {parent.path} has no checkpoint of its own. Import a model of Hugging Face "
@@ -90,11 +91,6 @@ def _resolve_run(values: dict[str, Any], config: Sections | RunConfig) -> RunCon
     return run
 
 
-def _parent(values: dict[str, Any]) -> RunFolder | None:
-    """Return the run that `--from` names."""
-    return find_run(Path(values["from"]).expanduser().resolve()) if values["from"] else None
-
-
 def _least_devices(values: dict[str, Any], folder: RunFolder) -> int:
     """Return the least number of CPU devices: those that the run was started on, or those of its mesh."""
     if values["mesh"] and not values["dry_run"]:
@@ -104,7 +100,7 @@ def _least_devices(values: dict[str, Any], folder: RunFolder) -> int:
 
 def _summary(run: RunConfig, rows: list[dict[str, Any]], workdir: str) -> str:
     """Return two lines: the results of the first protocol, and the next commands."""
-    by_length = {row["eval_len"]: row for row in rows if row["protocol"] == rows[0]["protocol"]} if rows else {}
+    by_length = {row["eval_len"]: row for row in rows if row["protocol"] == rows[0]["protocol"]}
     lengths = (
         sorted({min(by_length, key=lambda length: abs(length - run.train.length)), max(by_length)}) if by_length else []
     )

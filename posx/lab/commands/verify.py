@@ -14,7 +14,7 @@ from posx.lab.files import manifests, rows
 from posx.lab.progress import quantity
 from posx.lab.runs.damage import COVERED, Damage, damages
 from posx.lab.runs.exported import SUFFIX, check_export, is_export
-from posx.lab.runs.finding import LEVELS, run_folders
+from posx.lab.runs.finding import all_paths, run_folders
 from posx.lab.runs.folder import RunFolder
 
 
@@ -45,7 +45,7 @@ def run_verify(values: dict[str, Any], _: None) -> None:
 def _runs(place: Path) -> list[RunFolder]:
     """Return the folders with a file of a run, however damaged. A tokenizer alone makes no run."""
     folders = {path for name in COVERED if name != "tokenizer.json" for path in run_folders(place, name)}
-    folders |= {path.parent for level in LEVELS for path in place.glob(level.format("checkpoints")) if path.is_dir()}
+    folders |= {path.parent for path in all_paths(place, "checkpoints") if path.is_dir()}
     return [RunFolder(path) for path in sorted(folders)]
 
 
@@ -61,8 +61,7 @@ def _exports(place: Path) -> list[Path]:
     """Return exported models: the file that is named, whatever it is, or those in a folder that posx wrote."""
     if place.is_file():
         return [place]
-    files = sorted({path for level in LEVELS for path in place.glob(level.format(f"*{SUFFIX}"))})
-    return [path for path in files if is_export(path)]
+    return [path for path in sorted(set(all_paths(place, f"*{SUFFIX}"))) if is_export(path)]
 
 
 def _all(places: Sequence[Path], runs: Sequence[RunFolder], exports: Sequence[Path]) -> Iterator[Damage]:
@@ -79,7 +78,7 @@ def _all(places: Sequence[Path], runs: Sequence[RunFolder], exports: Sequence[Pa
 
 def _tables(place: Path) -> Iterator[Damage]:
     """Yield the tables that are not those of the stored rows."""
-    files = sorted({path for level in LEVELS for path in place.glob(level.format("table.md"))})
+    files = sorted(set(all_paths(place, "table.md")))
     if not files:
         return
     from posx.lab import plots  # Matplotlib: only if there is a table

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from posx.errors import WorkdirError
 from posx.lab.runs.folder import RunFolder
 
-#: The places of the files of runs and sweeps in a work folder: a run, a sweep, or a folder of sweeps.
-LEVELS = ("{}", "*/{}", "*/*/{}")
 #: How many runs a message lists.
 _MOST_NAMES = 12
+
+
+def all_paths(workdir: Path, name: str) -> Iterator[Path]:
+    """Yield the paths of a name or a pattern in the folder of a run, of a sweep, or of sweeps."""
+    for level in ("", "*/", "*/*/"):
+        yield from workdir.glob(f"{level}{name}")
 
 
 def run_folders(workdir: Path, holding: str) -> list[Path]:
@@ -24,7 +29,7 @@ def run_folders(workdir: Path, holding: str) -> list[Path]:
     if not os.path.isdir(workdir):  # a name that is too long is none either
         what = "is a file" if os.path.isfile(workdir) else "does not exist"
         raise WorkdirError(f"work folder {str(workdir)[:300]} {what}. Give the folder of a run or of a sweep.")
-    folders = {path.parent for level in LEVELS for path in workdir.glob(level.format(holding)) if path.is_file()}
+    folders = {path.parent for path in all_paths(workdir, holding) if path.is_file()}
     root, places = workdir.resolve(), dict[Path, Path]()
     for path in sorted(folders, key=lambda path: (path.resolve() != root / path.relative_to(workdir), path)):
         places.setdefault(path.resolve(), path)

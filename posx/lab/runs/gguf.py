@@ -18,7 +18,7 @@ from posx.encodings.frequencies import Llama3
 from posx.errors import ConfigError, WorkdirError
 from posx.lab.runs.families import FAMILIES, FULL, LOCAL
 from posx.lab.runs.gguf_keys import ARCHITECTURES, CONFIG_KEYS, END_KEYS, FOLDER, check_keys, clip
-from posx.lab.runs.gguf_tokenizer import check_tokenizer, finish_tokenizer
+from posx.lab.runs.gguf_tokenizer import find_split, finish_tokenizer
 
 #: The arrays [c] that llama.cpp divides theta_c by: at every length, or in long and in short texts.
 ROPE_ARRAYS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -67,7 +67,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], Callable[[str], np.ndarray], 
 
     try:
         check_keys(values, architecture)
-        check_tokenizer(values)
+        split = find_split(values)
         config = gguf_config(architecture, values, array, frozenset(tensors))
     except ConfigError as error:
         raise ConfigError(f"{path.name}: {error}") from None
@@ -75,7 +75,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], Callable[[str], np.ndarray], 
         raise ConfigError(f"{path.name}: a key has a value of another type: {error}") from None
     places = _places(architecture, config, frozenset(tensors))
     try:
-        text = finish_tokenizer(_tokenizer(path), values)
+        text = finish_tokenizer(_tokenizer(path), values, split)
     except Exception as error:  # transformers raises all kinds
         raise _damage_error(path, error) from None
     return (
@@ -114,7 +114,8 @@ def gguf_config(
     config |= {"eos_token_id": ends if ends[1:] else ends[0]} if ends else {}
     heads, m = own["attention.head_count"], own["embedding_length"]
     if "rope.freq_base" not in CONFIG_KEYS[architecture]:
-        _same(architecture, own, {"attention.head_count_kv": heads} | _wide(architecture, m))
+        width = {"feed_forward_length": 4 * m} if architecture == "bloom" else {}
+        _same(architecture, own, {"attention.head_count_kv": heads} | width)
         return config | _tie(architecture, config, array)
     config.setdefault("head_dim", m // heads)
     config.setdefault("num_key_value_heads", heads)
@@ -142,10 +143,6 @@ def _same(architecture: str, own: Values, expected: Mapping[str, Any]) -> None:
                 f"{architecture}.{key}={clip(own[key])}: the model's other sizes need {value} here. "
                 "Import a model whose heads and layers have these sizes."
             )
-
-
-def _wide(architecture: str, m: int) -> dict[str, int]:
-    return {"feed_forward_length": 4 * m} if architecture == "bloom" else {}
 
 
 def _tie(architecture: str, config: Values, array: Callable[[str], np.ndarray]) -> dict[str, Any]:

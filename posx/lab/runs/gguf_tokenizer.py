@@ -47,7 +47,7 @@ SPLITS = (
 )  # fmt: skip
 
 
-def check_tokenizer(values: Mapping[str, Any]) -> Split:
+def find_split(values: Mapping[str, Any]) -> Split:
     """Return the split of a file's tokenizer. Raises ConfigError for a model or a split that posx does not know."""
     model, pre = values.get("tokenizer.ggml.model"), values.get("tokenizer.ggml.pre", "default")
     if model not in ("gpt2", "llama"):
@@ -61,14 +61,14 @@ def check_tokenizer(values: Mapping[str, Any]) -> Split:
     return known[pre]
 
 
-def finish_tokenizer(tokenizer: dict[str, Any], values: Mapping[str, Any]) -> str:
+def finish_tokenizer(tokenizer: dict[str, Any], values: Mapping[str, Any], split: Split) -> str:
     """Return the text of a tokenizer.json with the keys of the file that transformers drops.
 
     Args:
       tokenizer: the contents of the tokenizer.json that transformers made.
-      values: the metadata of the file by name, which `check_tokenizer` has accepted.
+      values: the metadata of the file by name.
+      split: of `find_split`.
     """
-    split = check_tokenizer(values)
     if split.whole:
         tokenizer["model"]["ignore_merges"] = True
     if split.pattern:

@@ -80,7 +80,7 @@ def run_text(folder: RunFolder, run: RunConfig, asked: Mapping[str, Any]) -> Dat
     data = _named_text(folder, run, asked)
     tokenizer = saved_tokenizer(folder)
     if data.is_task:
-        return _open_task(folder, run, data)
+        return _open_task(folder, run, data, tokenizer)
     if not named:
         corpus.check_there(data, folder.path.name)
     scores_only = "validation" in named and "source" not in named
@@ -107,10 +107,10 @@ def run_text(folder: RunFolder, run: RunConfig, asked: Mapping[str, Any]) -> Dat
     return dataset
 
 
-def _open_task(folder: RunFolder, run: RunConfig, data: DataConfig) -> Dataset:
-    """Return the items of a task for a trained run. Raises WorkdirError if its words are not those of the run."""
+def _open_task(folder: RunFolder, run: RunConfig, data: DataConfig, tokenizer: Tokenizer) -> Dataset:
+    """Return the items of a task for a trained run. Raises WorkdirError if its words are not those of the tokenizer."""
     dataset = prepare(data, log=say)
-    if dataset.tokenizer.digest != saved_tokenizer(folder).digest:
+    if dataset.tokenizer.digest != tokenizer.digest:
         raise WorkdirError(
             f"data.source={data.source}: its words are not those that {folder.path} was trained on, "
             f"{run.data.source}. Give a task of the same words, such as the same task with other probabilities."
