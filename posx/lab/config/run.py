@@ -75,7 +75,7 @@ class RunConfig:
     @property
     def target_kind(self) -> str:
         """The kind of targets that the run predicts, a key of `posx.evaluation.settings.USUAL`."""
-        return _target_kind(self.data, self.train)
+        return "task" if self.data.is_task else "hidden tokens" if self.train.objective == "masked" else "text"
 
     @property
     def encoding(self) -> str:
@@ -209,13 +209,9 @@ def run_config(config: Sections | ConfigDict | Mapping[str, Any]) -> RunConfig:
     model, train = asked.model.resolve(asked.train.objective), asked.train.resolve()
     layers, dims = model.encodings(asked.encoding, train.length), model.dims(train.length)
     rates = layer_rates(layers, dims, train.position_lr_multiplier)
-    measured = sections["eval"].resolve(_target_kind(asked.data, train))
-    sections |= {"model": model, "data": asked.data.resolve(), "train": train, "eval": measured}
-    return RunConfig(layers, rates=rates, code=code_of(layers), asked=asked, **sections)
-
-
-def _target_kind(data: DataConfig, train: TrainConfig) -> str:
-    return "task" if data.is_task else "hidden tokens" if train.objective == "masked" else "text"
+    sections |= {"model": model, "data": asked.data.resolve(), "train": train}
+    run = RunConfig(layers, rates=rates, code=code_of(layers), asked=asked, **sections)
+    return dataclasses.replace(run, eval=run.eval.resolve(run.target_kind))
 
 
 def _digest(settings: dict[str, Any]) -> str:
