@@ -45,7 +45,6 @@ def answer_rows(
     Arguments are those of `evaluate_run`; `facts` are the fields that all rows of the run have.
     """
     scores = _item_scores(run, config, model, params, dataset, layout)
-    how = {"executor": config.executor, "precision": config.precision}
     rows, done = list[dict[str, Any]](), 0
     asked = list(asked_answers(run, config, dataset, folder, facts))
     total = sum(one["eval_len"] for _, one, known in asked if not known)
@@ -65,7 +64,7 @@ def answer_rows(
                 some: Items = jax.tree.map(lambda x: x[: config.attention_items], items)
                 pos = run.train.token_positions.measure(length)
                 row |= attention_facts(model.at_length(length), params, some, config.precision, layout, pos)
-            rows.append(folder.append(folder.eval_file, facts | row | how | {"env": measuring_facts()}))
+            rows.append(folder.append(folder.eval_file, facts | row | measuring_facts(config)))
             done += length
             meter.update(done, meter.facts)
             say(f"{facts['run_id']}  answers at {length}: {result_text(rows[-1])}  ({count:,} items)")

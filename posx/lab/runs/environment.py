@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 import posx
-from posx.lab.config import RunConfig
+from posx.lab.config import EvalConfig, RunConfig
 from posx.lab.data import Dataset
 from posx.lab.files import checksums
 from posx.lab.runs.folder import RunFolder
@@ -99,9 +99,10 @@ def environment(run: RunConfig, dataset: Dataset, layout: Layout) -> dict[str, A
     }
 
 
-def measuring_facts() -> dict[str, str]:
-    """Return the versions and the device that a row of `eval.jsonl` is measured with, now."""
-    return {name: version(name) for name in ("posx", "jax", "jaxlib")} | {"device": jax.devices()[0].device_kind}
+def measuring_facts(config: EvalConfig) -> dict[str, Any]:
+    """Return the fields of a row of `eval.jsonl` that say how it is measured now: settings, versions and the device."""
+    env = {name: version(name) for name in ("posx", "jax", "jaxlib")} | {"device": jax.devices()[0].device_kind}
+    return {"executor": config.executor, "precision": config.precision, "env": env}
 
 
 def _threads() -> dict[str, str]:

@@ -138,9 +138,8 @@ def text_rows(
         for one in missing:
             for row in one.plan.protocol.measure(measured, [one.length]):
                 interrupts.raise_pending()
-                how = {"executor": config.executor, "precision": config.precision}
                 floor = {"unigram_ppl": _unigram_perplexity(one, measured, losses)}
-                more = {"anchor": one.plan.anchor, **floor, **how, "env": measuring_facts(), **attention(one, row)}
+                more = {"anchor": one.plan.anchor, **floor, **measuring_facts(config), **attention(one, row)}
                 rows.append(folder.append(folder.eval_file, facts | row | more))
                 work.finish(_line(rows[-1]))
     return rows
