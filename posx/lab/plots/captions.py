@@ -227,8 +227,8 @@ def _rescore_command(rows: pd.DataFrame) -> list[str]:
 
 def _text_tokens(row: pd.Series) -> int:
     """Return the tokens of text that hold as many targets as were asked for; 0 for all."""
-    targets, tokens = protocols.PROTOCOLS[row.protocol].share if row.protocol in protocols.PROTOCOLS else (1, 1)
-    return 0 if pd.isna(row.max_targets) else int(row.max_targets) // targets * tokens
+    protocol: Any = protocols.PROTOCOLS.get(row.protocol, protocols.Nonoverlapping)
+    return 0 if pd.isna(row.max_targets) else protocol(num_targets=int(row.max_targets)).text_tokens
 
 
 def unfinished_lines(rows: pd.DataFrame) -> list[str]:
