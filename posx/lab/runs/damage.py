@@ -90,8 +90,8 @@ def damages(folder: RunFolder, thorough: bool = False) -> list[Damage]:
 def _damages(folder: RunFolder) -> Iterator[Damage]:
     yield from _config(folder)
     for path in (folder.env_file, folder.done_file):
-        if path.exists() and not checksums.read_verified(path):
-            yield Damage(path, _why(path), f"{REPEAT}: it writes the file again")
+        if path.exists() and (why := _why(path)):
+            yield Damage(path, why, f"{REPEAT}: it writes the file again")
     yield from _checkpoints(folder)
     yield from _weights(folder)
     for damage in (*_rows(folder), *_log(folder)):
@@ -148,10 +148,8 @@ def _checkpoints(folder: RunFolder) -> Iterator[Damage]:
     for step in steps:
         path = folder.checkpoints / str(step)
         try:
-            problem, run = (
-                manifests.manifest_problem(folder.checkpoints, step),
-                manifests.manifest_run(folder.checkpoints, step),
-            )
+            problem = manifests.manifest_problem(folder.checkpoints, step)
+            run = manifests.manifest_run(folder.checkpoints, step)
         except WorkdirError as error:
             yield Damage(path, str(error).rstrip("."), "Train the run again in another folder")
             continue
@@ -195,10 +193,9 @@ def _rows(folder: RunFolder) -> Iterator[Damage]:
         yield Damage(path, str(error).removeprefix(f"{path} "), again)
         return
     yield from (Damage(path, problem, again, line) for line, _, problem in every if problem)
-    if isinstance(checksums.read_verified(folder.ledger_file).get("rows"), Mapping):
-        yield from (Damage(path, problem, again) for problem in folder.gone_rows(every))
-    elif folder.ledger_file.exists() or folder.done_file.exists():
-        yield Damage(folder.ledger_file, _why(folder.ledger_file), f"{REPEAT}: it writes the file again")
+    yield from (Damage(path, problem, again) for problem in folder.gone_rows(every))
+    if (folder.ledger_file.exists() or folder.done_file.exists()) and (why := _why(folder.ledger_file)):
+        yield Damage(folder.ledger_file, why, f"{REPEAT}: it writes the file again")
 
 
 def _log(folder: RunFolder) -> Iterator[Damage]:
@@ -230,7 +227,7 @@ def mend(folder: RunFolder, run: str) -> None:
       run: the hash of the run.
 
     Raises:
-      WorkdirError: no checkpoint is whole, and a manifest is damaged, so that the run of the weights is not known.
+      WorkdirError: a checkpoint is of another format, or a file cannot be read or moved.
     """
     with contextlib.suppress(OSError):
         (folder.path / STAMP).unlink(missing_ok=True)

@@ -74,9 +74,12 @@ def evaluation_plans(
         own_rows = (row for row in rows if row["protocol"] == first.name and _COMPARED <= row.keys())
         kin = [row for row in own_rows if row["block_len"] == BLOCK_LEN]
         same = [
-            row for row in kin if _settings(row) == (first.num_targets, first.window_stride(row["eval_len"], lengths))
+            row
+            for row in kin
+            if row["max_targets"] == first.num_targets
+            and row["stride"] == first.window_stride(row["eval_len"], lengths)
         ]
-        anchor = max(longest, *map(row_anchor, same)) if same else longest
+        anchor = max([longest, *map(row_anchor, same)])
         protocol = first.from_run(config, train_len, anchor)
         stored = {row["eval_len"]: row for row in same if row["targets"] == place(protocol, row["eval_len"])}
         left = {row["eval_len"] for row in same} - stored.keys()
@@ -194,10 +197,6 @@ def is_answer(row: Row, config: EvalConfig) -> bool:
     """
     alike = config.executor in ("auto", row.get("executor", "auto")) and config.precision == row.get("precision")
     return row.get("status") != "oom" and alike
-
-
-def _settings(row: Row) -> tuple[int, int]:
-    return row["max_targets"], row["stride"]
 
 
 def row_anchor(row: Row) -> int:
