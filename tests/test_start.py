@@ -69,9 +69,10 @@ print(encoding, posx.attend.__name__, posx.evaluate.__name__, posx.causal(), has
 print([name for name in ("flax", "optax", "orbax", "tensorstore") if name in sys.modules])
 from posx.lab.config import base_config, run_config
 from posx.lab.machine.compile_cache import start_cost
-from posx.lab.runs.describe import layout, opening
+from posx.lab.runs.describe import expected_model, layout, opening
 run = run_config(base_config("tupe+rope"))
-print(opening(run, layout(run)), start_cost()["compile_seconds"])
+model = expected_model(run)
+print(opening(run, model, layout(run, model, None, "")), start_cost()["compile_seconds"])
 from posx.lab.runs.folder import RunFolder
 with RunFolder(Path(sys.argv[1])).hold():
     try:

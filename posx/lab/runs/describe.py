@@ -82,8 +82,8 @@ def layer_executor(run: RunConfig, encoding: Encoding, mask: Mask) -> str:
     return choose_executor(encoding, params, mask, sizes, in_order=True, tile=tile, offset=offset)
 
 
-def layout(run: RunConfig, started: int | None = None, mesh: str = "") -> Layout:
-    """Return the layout of a run on devices.
+def layout(run: RunConfig, model: Model, started: int | None, mesh: str) -> Layout:
+    """Return the layout of a run and its model on devices.
 
     A `mesh`, DATAxMODEL, shards the state over all processes. Without a mesh each device has a copy of the state. A
     resumed run uses as many devices as it was `started` on, if this machine has that many. Raises ConfigError for a
@@ -97,14 +97,12 @@ def layout(run: RunConfig, started: int | None = None, mesh: str = "") -> Layout
         return asked_layout(mesh, rows, run.model.kv_heads)
     if started and started <= jax.device_count() and rows % started == 0:
         return Layout(started)
-    model = expected_model(run)
     flops = rows * length * flops_per_token(model, length, windows=False)
     return Layout(count_devices(rows, flops, 16.0 * count(model)))
 
 
-def opening(run: RunConfig, layout: Layout) -> str:
+def opening(run: RunConfig, model: Model, layout: Layout) -> str:
     """Return one line on the model and the devices of a run that is about to start."""
-    model = expected_model(run)
     most = "up to " if run.data.tokenizer == "bpe" else ""  # a short text has fewer tokens
     layers = zip(model.encodings, run.model.masks, strict=True)
     executors = dict.fromkeys(layer_executor(run, *layer) for layer in dict.fromkeys(layers))

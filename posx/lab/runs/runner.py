@@ -14,10 +14,11 @@ from posx.lab.data.store import cache_folder
 from posx.lab.files.checksums import write_checked
 from posx.lab.files.rows import failures
 from posx.lab.machine.compile_cache import use_compile_cache
+from posx.lab.model import Model
 from posx.lab.runs import damage, environment, text
 from posx.lab.runs.answers import exact_match
 from posx.lab.runs.checks import check_disk, check_memory, check_writable, with_text
-from posx.lab.runs.describe import count, layer_executor, layout, make_run_model, opening
+from posx.lab.runs.describe import count, expected_model, layer_executor, layout, make_run_model, opening
 from posx.lab.runs.evaluate import evaluate_run
 from posx.lab.runs.folder import RunFolder
 from posx.lab.runs.load import inherit_arrays
@@ -53,12 +54,11 @@ def train_and_evaluate(
 
 
 def _train_and_evaluate(run: RunConfig, folder: RunFolder, mesh: str, parent: RunFolder | None) -> list[dict[str, Any]]:
-    run, how, dataset = _prepare(run, folder, mesh)
+    run, how, dataset, model = _prepare(run, folder, mesh)
     facts = {
         "settings": run.hash, "text": dataset.digest, "--mesh": str(how), "--workdir": str(folder.path),
         "versions": str(environment.versions()),
     }  # fmt: skip
-    model = make_run_model(run, dataset.tokenizer.vocab_size)
 
     def begin() -> None:
         folder.check_resumes(run)  # another process may have started one here meanwhile
@@ -85,8 +85,8 @@ def _train_and_evaluate(run: RunConfig, folder: RunFolder, mesh: str, parent: Ru
     return rows
 
 
-def _prepare(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, Layout, Dataset]:
-    """Return the run with the digest of its text, its layout on devices and its text. Raises PosxError.
+def _prepare(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, Layout, Dataset, Model]:
+    """Return the run with the digest of its text, its layout on devices, its text and its model. Raises PosxError.
 
     A sweep that planned the run has checked its settings. The folder, the text, memory and disk are checked here in
     any case: they may have changed since, or be those of another machine.
@@ -101,8 +101,9 @@ def _prepare(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, L
     at_hand = text.with_saved_tokenizer(folder, run)
     if is_held:
         corpus.check_there(at_hand.data, folder.path.name)
-    how = layout(at_hand, environment.started_devices(folder), mesh)
-    say(f"{folder.path.name}  {opening(at_hand, how)}")
+    expected = expected_model(at_hand)
+    how = layout(at_hand, expected, environment.started_devices(folder), mesh)
+    say(f"{folder.path.name}  {opening(at_hand, expected, how)}")
     dataset = prepare(at_hand.data, log=say)
     if not run.text:
         run = with_text(run, dataset)
@@ -112,9 +113,10 @@ def _prepare(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, L
             f"this run were written (digest {run.text[:12]}, now {dataset.digest[:12]}). Restore it, or name it "
             "with --config.data.source=PATH."
         )
-    num_params = count(make_run_model(run, dataset.tokenizer.vocab_size))
+    model = make_run_model(run, dataset.tokenizer.vocab_size)
+    num_params = count(model)
     say(f"{folder.path.name}  {dataset.summary()}; {num_params:,} parameters")
     check_memory(num_params // jax.process_count() if how.model else num_params)
     checkpoint = 12 * num_params  # float32 weights and two moments
     check_disk(folder.path, checkpoint * (run.train.keep_checkpoints + 1), "lower --config.train.keep_checkpoints")
-    return run, how, dataset
+    return run, how, dataset, model
