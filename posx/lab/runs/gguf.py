@@ -17,8 +17,9 @@ import numpy as np
 from posx.encodings.frequencies import Llama3
 from posx.errors import ConfigError, WorkdirError
 from posx.lab.runs.families import FAMILIES, FULL, LOCAL
-from posx.lab.runs.gguf_keys import ARCHITECTURES, CONFIG_KEYS, END_KEYS, FOLDER, check_keys, clip
+from posx.lab.runs.gguf_keys import ARCHITECTURES, CONFIG_KEYS, END_KEYS, FOLDER, check_keys
 from posx.lab.runs.gguf_tokenizer import find_split, finish_tokenizer
+from posx.lab.runs.keys import clip
 
 #: The arrays [c] that llama.cpp divides theta_c by: at every length, or in long and in short texts.
 ROPE_ARRAYS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")

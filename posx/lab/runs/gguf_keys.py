@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from posx.errors import ConfigError
+from posx.lab.runs.keys import clip
 
 Kind = Literal["read", "neutral", "irrelevant", "refused"]
 
@@ -130,9 +131,3 @@ def neutral_values(key: str, architecture: str) -> tuple[Any, ...]:
     head, _, rest = key.partition(".")
     name = f"{{arch}}.{rest}" if head == architecture else key
     return _OWN_NEUTRAL.get(architecture, {}).get(name) or NEUTRAL[name]
-
-
-def clip(value: Any) -> str:
-    """Return a value for a message, cut to 40 characters."""
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from posx.errors import ConfigError
-from posx.lab.runs.gguf_keys import FOLDER, clip
+from posx.lab.runs.gguf_keys import FOLDER
+from posx.lab.runs.keys import clip
 
 
 class Split(NamedTuple):

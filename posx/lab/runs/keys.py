@@ -123,7 +123,7 @@ class Keys:
             wanted = needed.get(key, value)
             null = value is None and wanted in (False, None)  # transformers reads null as false
             if kind == "read" and value != wanted and not null:
-                raise ConfigError(f"{key}={_short(value)}, but posx has {wanted!r}. It does not import such models.")
+                raise ConfigError(f"{key}={clip(value)}, but posx has {wanted!r}. It does not import such models.")
             asks = value not in (None, False, {}, [])
             if kind in ("read", "irrelevant") or (not asks and (kind or key in foreign)):
                 continue
@@ -133,7 +133,7 @@ class Keys:
                 why = f"it is a key of {foreign[key]}, not of {self.name}. "
             else:
                 why = f"posx does not know this key of {self.name}. {nearest(key, self.kinds)}"
-            raise ConfigError(f"{key}={_short(value)}: {why}Remove it from config.json if the model does not need it.")
+            raise ConfigError(f"{key}={clip(value)}: {why}Remove it from config.json if the model does not need it.")
 
     def read(self, config: Config) -> dict[str, Any]:
         """Return what a config says under Llama's keys, with the defaults of transformers. Raises ConfigError."""
@@ -162,13 +162,14 @@ def flat(config: Config) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def _short(value: Any) -> str:
+def clip(value: Any) -> str:
+    """Return a value for a message, cut to 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _disagree(one: str, value: Any, other: str, another: Any) -> str:
     return (
-        f"{other}={_short(another)} does not agree with {one}={_short(value)}. Transformers {VERSION} reads only one "
+        f"{other}={clip(another)} does not agree with {one}={clip(value)}. Transformers {VERSION} reads only one "
         "of them. Remove the wrong one from config.json."
     )
