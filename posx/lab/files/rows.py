@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from posx.evaluation.base import Row
 from posx.evaluation.statistics import LARGEST_NLL, perplexity
 from posx.lab.files import lines
 from posx.lab.files.checksums import CHECKSUM, checksum_problem
-
-Row = dict[str, Any]
 
 #: The version of a row of `eval.jsonl`. Rows of other versions count as not measured.
 ROW_VERSION = 7

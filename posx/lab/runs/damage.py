@@ -19,6 +19,7 @@ from pathlib import Path
 
 import posx
 from posx.errors import Damaged, PosxError, WorkdirError
+from posx.lab.config.run import IMPORTED
 from posx.lab.files import checksums, manifests, rows
 from posx.lab.files.locks import holder
 from posx.lab.runs.finding import typed_path
@@ -157,7 +158,7 @@ def _checkpoints(folder: RunFolder) -> Iterator[Damage]:
             yield Damage(path, problem, train)
         elif own and run and run != own:
             yield Damage(path, f"it is of the run {run}, but config.json is of {own}", "Restore the checkpoint")
-    if str(settings.get("text")).startswith("imported") and not (steps or folder.is_borrowed):
+    if str(settings.get("text")).startswith(IMPORTED) and not (steps or folder.is_borrowed):
         yield Damage(folder.checkpoints, "the weights of this imported model are missing", "Import the model again")
     parent = settings.get("parent")
     if isinstance(parent, Mapping) and parent and "step" not in parent and not folder.is_borrowed:
