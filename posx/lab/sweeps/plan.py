@@ -156,8 +156,8 @@ def preview(jobs: Sequence[Job], values: Mapping[str, Any]) -> str:
     start = _median([row["start"].get("seconds") for _, row in logged if isinstance(row.get("start"), dict)]) or START
 
     def core_speed(folder: Path, dtype: str) -> float:
-        """Return the speed of products on a core. Shares are of the speed that was stored before runs shared it."""
-        if share and not on and schedule.width and (known := stored_ceiling(folder, dtype, schedule.width)):
+        """Return the speed of products on a core: the stored one if there is one, as the machine may be busy now."""
+        if not on and schedule.width and (known := stored_ceiling(folder, dtype, schedule.width)):
             return known / schedule.width
         return machine_ceiling(folder, dtype, keep=False) / schedule.cores
 
