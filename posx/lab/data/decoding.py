@@ -21,7 +21,7 @@ _MARKS = {
 #: Encodings of several bytes a character, whose files have zero bytes. UTF-32 first: its text is also valid UTF-16.
 _WIDE = ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
 _ICONV = {name: name.replace("-le", "le").replace("-be", "be") for name in _WIDE}
-_ICONV |= {"cp1252": "cp1252", "latin-1": "iso-8859-1"}
+_ICONV |= {"cp1252": "cp1252", "latin-1": "iso-8859-1", "": "ENCODING"}
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")
 NAMED = 10  # files that a message names
 _SAMPLE = 4096  # characters by which a guess is judged
@@ -35,9 +35,10 @@ class TextDecoder:
         self.encoding = encoding
         self.num_files = 0
         self.plain_utf8 = True  # whether all files that could be decoded are ASCII
-        self.failed: dict[Path, tuple[str, str]] = {}  # the reason, and a guess of the encoding
+        self.failed: dict[Path, tuple[str, str]] = {}  # the reason, and a key of `_ICONV` or a word of `_fix`
         self.mojibake: list[tuple[Path, str, str]] = []
         self.controls: list[Path] = []
+        self.maybe_cp1252 = True  # whether all of `controls` are valid cp1252
 
     def text(self, path: Path) -> str | None:
         """Return the text of a file, None if it cannot be decoded."""
@@ -64,12 +65,16 @@ class TextDecoder:
         if guess:
             reason = f"looks like {guess} without a byte-order mark"
         elif at is None or (b"\0" in raw and encoding.lower().startswith("utf-8")):
-            reason = f"is a binary file (NUL at byte {raw.index(0)})"
-        elif _is_utf8(raw):
+            reason, guess = f"is a binary file (NUL at byte {raw.index(0)})", "binary"
+        elif _decodes(raw, "utf-8"):
             reason, guess = f"is utf-8, not {encoding}", "utf-8"
+        elif strays := _stray_bytes(raw):
+            at, count = strays
+            reason = f"is utf-8 but for {quantity(count, 'byte')}, the first of them 0x{raw[at]:02X} at offset {at}"
+            guess = "strays"
         else:
             reason = f"is not {encoding}: byte 0x{raw[at]:02X} at offset {at}"
-            guess = "cp1252" if any(0x80 <= byte < 0xA0 for byte in raw) else "latin-1"
+            guess = "latin-1" if not re.search(b"[\x80-\x9f]", raw) else "cp1252" if _decodes(raw, "cp1252") else ""
         self.failed[path] = reason, guess
 
     def _doubt(self, path: Path, raw: bytes, text: str) -> None:
@@ -77,11 +82,12 @@ class TextDecoder:
         kind = codecs.lookup(self.encoding).name
         if kind.startswith("utf-8") or (raw.isascii() and not kind.startswith(("utf-16", "utf-32"))):
             return
-        if not _is_utf8(raw):
+        if not (_decodes(raw, "utf-8") or _stray_bytes(raw)):
             if re.search("[\x80-\x9f]", text):
                 self.controls.append(path)
+                self.maybe_cp1252 &= _decodes(raw, "cp1252")
             return
-        meant = raw.decode("utf-8")
+        meant = raw.decode("utf-8", "ignore")
         if meant != text and not _CONTROL.search(meant):
             match = re.search(r"\w*[^\x00-\x7f]\w*", meant)
             word = (match[0] if match else meant)[:20]
@@ -101,9 +107,12 @@ class TextDecoder:
     def _fix(self) -> str:
         guesses = {guess: path for path, (_, guess) in reversed(self.failed.items())}
         advice = ["Name text. Token ids are read from .npy files, and from .bin files with data.dtype"] * (
-            "" in guesses
+            "binary" in guesses
         )
-        advice += ["Leave data.text_encoding out"] * ("utf-8" in guesses)
+        is_utf8 = "utf-8" in guesses or ("strays" in guesses and codecs.lookup(self.encoding).name != "utf-8")
+        advice += ["Leave data.text_encoding out"] * is_utf8
+        if path := guesses.get("strays"):
+            advice.append(f"Drop these bytes, for example: iconv -c -f UTF-8 -t UTF-8 '{path}' > FILE")
         guesses = {guess: path for guess, path in guesses.items() if guess in _ICONV}
         wide = guesses.keys() & set(_WIDE)
         if wide and not advice and len(guesses) == 1 and len(self.failed) == self.num_files:
@@ -111,7 +120,7 @@ class TextDecoder:
         commands = [f"iconv -f {_ICONV[guess]} -t UTF-8 '{path}' > FILE" for guess, path in guesses.items()]
         if commands:
             advice.append(f"Convert to UTF-8, for example: {'; '.join(commands)}")
-        if commands and not wide and self.plain_utf8 and len(advice) == 1:
+        if commands and not wide and "" not in guesses and self.plain_utf8 and len(advice) == 1:
             advice.append(f"Or set data.text_encoding, as in --config.data.text_encoding={min(guesses)}")
         return ". ".join(advice)
 
@@ -121,23 +130,40 @@ class TextDecoder:
             path, meant, word = self.mojibake[0]
             yield (
                 f"warning: data.text_encoding={self.encoding}, but {len(self.mojibake)} of "
-                f"{quantity(self.num_files, 'file')} are valid UTF-8: '{path.name}' gives {word!r} instead of "
+                f"{quantity(self.num_files, 'file')} are UTF-8: '{path.name}' gives {word!r} instead of "
                 f"{meant!r}. Leave data.text_encoding out, or convert the other files to UTF-8."
             )
         if self.controls:
             yield (
                 f"warning: read as {self.encoding}, {len(self.controls)} of {quantity(self.num_files, 'file')} have "
-                f"control characters U+0080 to U+009F, first '{self.controls[0].name}'. They may be cp1252: set "
-                "--config.data.text_encoding=cp1252, or convert them to UTF-8."
+                f"control characters U+0080 to U+009F, first '{self.controls[0].name}'. "
+                + "They may be cp1252: set --config.data.text_encoding=cp1252, or convert" * self.maybe_cp1252
+                + "They are of another encoding: convert" * (not self.maybe_cp1252)
+                + " them to UTF-8."
             )
 
 
-def _is_utf8(raw: bytes) -> bool:
+def _decodes(raw: bytes, encoding: str) -> bool:
     try:
-        raw.decode("utf-8")
+        raw.decode(encoding)
     except UnicodeDecodeError:
         return False
     return True
+
+
+def _stray_bytes(raw: bytes) -> tuple[int, int] | None:
+    """Return the offset of the first byte that is not UTF-8 and the number of such bytes, None for other text.
+
+    A file that was cut inside a character has such bytes. Text of another encoding has more of them than characters of
+    several bytes, as hardly any of its bytes form one by accident.
+    """
+    try:
+        raw.decode("utf-8")
+        return None
+    except UnicodeDecodeError as error:
+        text = raw.decode("utf-8", "ignore")
+        strays, characters = len(raw) - len(text.encode()), len(text) - len(text.encode("ascii", "ignore"))
+        return (error.start, strays) if strays < characters else None
 
 
 def _wide_encoding(raw: bytes) -> str:
@@ -146,7 +172,7 @@ def _wide_encoding(raw: bytes) -> str:
     Bytes that are also valid UTF-8 must have a tenth of control characters at least: one stray NUL makes no UTF-16.
     Token ids are valid UTF-16 too, but have other characters than text: see `_like_text`.
     """
-    likely = not _is_utf8(raw) or len(_CONTROL.findall(raw.decode("utf-8"))) * 10 > len(raw)
+    likely = not _decodes(raw, "utf-8") or len(_CONTROL.findall(raw.decode("utf-8"))) * 10 > len(raw)
     shares: dict[str, float] = {}
     for name in _WIDE if likely else ():
         try:

@@ -100,17 +100,36 @@ def test_utf8_that_is_read_as_something_else_is_a_warning(tmp_path):
         "d.txt": b"x",
     }
     _, lines = loaded(tmp_path, files, text_encoding="latin-1")
-    assert lines[0].startswith(
-        "warning: data.text_encoding=latin-1, but 1 of 4 files are valid UTF-8: 'a.txt' gives 'DÃ©"
-    )
+    assert lines[0].startswith("warning: data.text_encoding=latin-1, but 1 of 4 files are UTF-8: 'a.txt' gives 'DÃ©")
     assert "1 of 4 files have control characters" in lines[1] and "text_encoding=cp1252" in lines[1]
     _, lines = loaded(tmp_path, files, text_encoding="cp1252")
-    assert len(lines) == 1 and "valid UTF-8" in lines[0]
+    assert len(lines) == 1 and "UTF-8" in lines[0]
+
+
+@pytest.mark.parametrize("settings", [{}, {"text_encoding": "cp1252"}])
+def test_a_cut_utf8_file_is_no_other_encoding(tmp_path, settings):
+    """Its last character is cut off. Read as cp1252, its letters would all be wrong ones."""
+    raw = ("“Déjà” " * 99 + "é").encode()[:-1]
+    with pytest.raises(DataError) as caught:
+        loaded(tmp_path, {"a.txt": raw}, **settings)
+    assert f"a.txt' is utf-8 but for 1 byte, the first of them 0xC3 at offset {len(raw) - 1}. " in str(caught.value)
+    assert "iconv -c -f UTF-8 -t UTF-8 '" in str(caught.value) and "cp1252" not in str(caught.value)
+    assert ("Leave data.text_encoding out. " in str(caught.value)) == bool(settings)
+    _, lines = loaded(tmp_path, {"a.txt": (FRENCH * 9 + "é").encode()[:-1]}, text_encoding="latin-1")
+    assert "1 of 1 file are UTF-8: 'a.txt' gives 'DÃ©" in lines[0]
+
+
+def test_the_encoding_that_is_named_can_read_the_file(tmp_path):
+    """Byte 0x81 is no character of cp1252."""
+    with pytest.raises(DataError, match=r"byte 0xE9 at offset 0. .*iconv -f ENCODING -t UTF-8 '.*' > FILE$"):
+        loaded(tmp_path, {"a.txt": b"\xe9 \x81 \x93"})
+    _, lines = loaded(tmp_path, {"a.txt": b"\xe9 \x81 \x93" * 9}, text_encoding="latin-1")
+    assert "cp1252" not in lines[0] and "They are of another encoding" in lines[0]
 
 
 def test_utf8_that_is_read_as_utf16_is_a_warning(tmp_path):
     (line,) = loaded(tmp_path, {"a.txt": b"even", "b.txt": b"number"}, text_encoding="utf-16-le")[1]
-    assert "2 of 2 files are valid UTF-8" in line and "instead of 'even'" in line
+    assert "2 of 2 files are UTF-8" in line and "instead of 'even'" in line
     with pytest.raises(DataError, match="is utf-8, not utf-16-le. Leave data.text_encoding out"):
         loaded(tmp_path, {"a.txt": b"odd"}, text_encoding="utf-16-le")
 
@@ -121,4 +140,4 @@ def test_a_doubtful_decoding_is_said_at_each_start(tmp_path):
     for _ in range(2):
         lines: list[str] = []
         found = prepare(config, lines.append)
-        assert "valid UTF-8" in found.warnings[0] and lines.count(found.warnings[0]) == 1
+        assert "UTF-8" in found.warnings[0] and lines.count(found.warnings[0]) == 1
