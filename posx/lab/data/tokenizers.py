@@ -23,7 +23,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +38,9 @@ EOS = "<|endoftext|>"
 _EOS_NAMES = (EOS, "</s>", "<|end_of_text|>", "<eos>", "<EOS>", "<|eos|>", "[EOS]", "[SEP]")
 #: A model has a row for every id. More ids than this many times the number of tokens are an error.
 SPARSE = 8
+#: Characters of a word above which a text is cut inside it to train a BPE: each merge takes the square of its length.
+LONGEST_WORD = 1000
+_LONG_WORD = re.compile(rf"(?<!\S)\S{{{LONGEST_WORD + 1},}}|(?<!\s)\s{{{LONGEST_WORD + 1},}}")
 _IDS_TYPE = "posx-ids"
 #: The key in a stored tokenizer.json under which posx keeps the ids of an imported model.
 _OF_MODEL = "posx"
@@ -332,8 +335,18 @@ def train_bpe(documents: Iterable[str], vocab_size: int) -> BpeTokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=[EOS], initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator((utf8(document).decode() for document in documents), trainer)
+    tokenizer.train_from_iterator((utf8(piece).decode() for text in documents for piece in _cut_words(text)), trainer)
     return BpeTokenizer(tokenizer.to_str())
+
+
+def _cut_words(text: str) -> Iterator[str]:
+    """Yield `text` in pieces in which no run of letters, or of white space, is longer than LONGEST_WORD."""
+    start = 0
+    for word in _LONG_WORD.finditer(text):
+        for end in range(word.start() + LONGEST_WORD, word.end(), LONGEST_WORD):
+            yield text[start:end]
+            start = end
+    yield text[start:]
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
