@@ -66,7 +66,6 @@ def find_run(workdir: Path) -> RunFolder:
         names = [run_name(run.path, workdir) for run in (first, *others)]
         listed = ", ".join(names[:_MOST_NAMES]) + (", ..." if names[_MOST_NAMES:] else "")
         raise WorkdirError(
-            f"{workdir} holds {len(names)} runs, but one is needed. Name one, for example "
-            f"--workdir={first.path}; runs: {listed}"
+            f"{workdir} holds {len(names)} runs, but one is needed. Name one, for example {first.path}; runs: {listed}"
         )
     return first

@@ -31,7 +31,10 @@ def test_folders_without_a_run(capsys, tmp_path, command):
 
 def test_commands_on_one_run_name_the_runs_of_a_sweep(capsys, sweeps):
     for words in (["generate"], ["export", "--to=m.safetensors"]):
-        refused(capsys, 4, [*words, f"--workdir={sweeps}"], "holds 2 runs", f"--workdir={sweeps}/a/t5", "a/t5, b/t5")
+        refused(capsys, 4, [*words, f"--workdir={sweeps}"], "holds 2 runs", f"example {sweeps}/a/t5", "a/t5, b/t5")
+    train = ["train", "--config=smoke", f"--workdir={sweeps.with_name('new')}", f"--from={sweeps}"]
+    for words in (["autopsy", str(sweeps)], train):  # --workdir would name another folder, or the run a second time
+        assert "--workdir" not in refused(capsys, 4, words, "holds 2 runs", f"example {sweeps}/a/t5;")
     with pytest.raises(posx.errors.WorkdirError, match="holds 2 runs, but one is needed. Name one,"):
         posx.load(sweeps)
     code, out, _ = tiny.call(capsys, "generate", f"--workdir={sweeps / 'a'}", "--dry_run")  # there is only one
@@ -59,7 +62,7 @@ def test_generate_and_export_name_the_runs_of_a_sweep(capsys, whole, tmp_path):
         (tmp_path / name).mkdir()
         shutil.copy(whole / "config.json", tmp_path / name)
     for words in (["generate"], ["export", "--to=m.safetensors"]):
-        refused(capsys, 4, [*words, f"--workdir={tmp_path}"], " 2 runs", "runs: a, b", f"--workdir={tmp_path / 'a'}")
+        refused(capsys, 4, [*words, f"--workdir={tmp_path}"], " 2 runs", "runs: a, b", f"for example {tmp_path / 'a'};")
 
 
 def test_a_missing_tokenizer_is_called_missing(capsys, workdir):
