@@ -130,8 +130,12 @@ class RunConfig:
         return {"encoding": self.encoding, "kind": _digest(own), "hash": self.hash}
 
     def differences(self, other: RunConfig) -> list[str]:
-        """Return the settings in which another run differs from this one, as "path: old -> new"."""
-        a, b = self.settings, other.settings
+        """Return the settings in which another run differs from this one, as "path: old -> new".
+
+        Texts are compared by their settings if one of them is not read.
+        """
+        unread = not (self.text and other.text)
+        a, b = (dataclasses.replace(run, text="").settings if unread else run.settings for run in (self, other))
         paths = sorted(path for path in a.keys() | b.keys() if a.get(path) != b.get(path))
         return [f"{path}: {a.get(path)!r} -> {b.get(path)!r}" for path in paths]
 

@@ -20,12 +20,13 @@ def shared_places(run: RunConfig, held: RunConfig) -> list[str]:
 
 
 def may_be_the_same(run: RunConfig, held: RunConfig, anywhere: bool) -> bool:
-    """Tell whether the settings name the text of the run `held`, at the same place, or at any place if `anywhere`.
+    """Tell whether the settings name the text of the run `held`, at the same place, or with `anywhere` where it moved.
 
-    A task has no place: its name says which items it has.
+    A text that is still at its place has not moved. A task has no place: its name says which items it has.
     """
     anywhere = anywhere and not (run.data.is_task or held.data.is_task)
-    names = run.data.token_settings().keys() - (set(corpus.PLACES) if anywhere else set())
+    moved = {name for name in corpus.PLACES if anywhere and corpus.is_gone(getattr(held.data, name))}
+    names = run.data.token_settings().keys() - moved
     return all(getattr(run.data, name) == getattr(held.data, name) for name in names)
 
 

@@ -82,6 +82,19 @@ def test_a_moved_text_is_named_by_flag_and_is_the_same(capsys, site, workdir, te
     assert json.loads((renamed / "config.json").read_text())["data"]["source"] == str(text)
 
 
+def test_a_preview_does_not_take_another_text_for_that_of_a_run(capsys, site, whole, tmp_path):
+    """No text is read. A text that is still where the run found it has not moved to the place that is named now."""
+    held, other = shutil.copytree(whole, tmp_path / "sweep" / "t5-L16-s0"), tmp_path / "other.txt"
+    other.write_text("other words " * 999)
+    words = [f"--config={site / 'tiny.py'}", "--config.sweep.encodings=t5", f"--workdir={held.parent}"]
+    for flag, told in (("--dry_run", "1 run, {} of them finished"), ("--status", "{} of 1 runs are finished")):
+        _, out, err = tiny.call(capsys, "sweep", *words, flag)
+        assert told.format(1) in out and "notice" not in err
+        _, out, err = tiny.call(capsys, "sweep", *words, flag, f"--config.data.source={other}")
+        assert told.format(0) in out, out
+        assert f"(data.source: '{site / 'text'}' -> '{other}')" in err
+
+
 def test_a_finished_run_is_told_by_the_digest_of_its_text(site, whole, tmp_path):
     run = check_run(run_config(read_config_file(str(site / "tiny.py")).sections("t5")))
     folder, digest = RunFolder(whole), RunFolder(whole).read_config().text
