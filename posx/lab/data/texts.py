@@ -3,6 +3,7 @@
 The network is used for hub data sets alone, without the progress bars and notices of `datasets`.
 """
 
+import dataclasses
 import hashlib
 import os
 import re
@@ -39,7 +40,7 @@ class Files:
       root: the folder that holds them.
       paths: of the files, below `root`.
       description: their name in messages.
-      left_out: a notice about files that are left out, "" without any.
+      left_out: a notice about files that are left out, or not held out, "" without any.
     """
 
     root: Path
@@ -167,7 +168,9 @@ def find_splits(config: DataConfig) -> list[Files]:
                 f"data.source '{files.root}' has only files of the splits {', '.join(sorted(splits))} and none "
                 "whose name starts with 'train'. Name the training file itself as data.source."
             )
-        return [files]
+        held_out = [path for split in sorted(splits) for path in splits[split]]
+        notice = f"not held out, as no file is named train: {_names(held_out)}" if held_out else ""
+        return [dataclasses.replace(files, left_out="; ".join(filter(None, [notice, files.left_out])))]
     others = f"{quantity(unused, 'file')} left out: other files are named train, and these name no split"
     used = ["train"] if config.validation else ["train", "validation"]
     spare = [path for split in sorted(splits.keys() - used) for path in splits[split]]
@@ -181,8 +184,12 @@ def find_splits(config: DataConfig) -> list[Files]:
 
 
 def _left_out_text(files: list[Path], why: str) -> str:
+    return f"left out as {why}: {_names(files)}"
+
+
+def _names(files: list[Path]) -> str:
     more = f" and {len(files) - 3} more" if len(files) > 3 else ""
-    return f"left out as {why}: {', '.join(file.name for file in files[:3])}{more}"
+    return f"{', '.join(file.name for file in files[:3])}{more}"
 
 
 def _walk(folder: Path) -> Iterator[Path]:

@@ -83,6 +83,15 @@ def test_files_named_by_split(tmp_path):
     assert any("1 file left out" in note and "left out as of an unused split: test.txt" in note for note in found.notes)
 
 
+def test_a_validation_file_without_training_file_is_told(tmp_path):
+    """It is split by hash like all files, and may be trained on. "training" is no name of a split."""
+    for name in ("training.txt", "validation.txt"):
+        write(tmp_path / "texts" / name, name)
+    found = load(tmp_path, tmp_path / "texts")
+    assert sorted(found.train + found.validation) == ["training.txt", "validation.txt"]
+    assert found.notes[0].endswith("': not held out, as no file is named train: validation.txt"), found.notes
+
+
 def test_split_folders_and_names_that_only_look_like_splits(tmp_path):
     write(tmp_path / "a/train/x.txt", "train")
     write(tmp_path / "a/dev/y.txt", "dev")
