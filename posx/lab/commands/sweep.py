@@ -51,7 +51,7 @@ def run_sweep(values: dict[str, Any], config: Sections | RunConfig) -> None:
         print(status(jobs, workdir) if values["status"] else preview(jobs, values))
         return
     engine = engines.make_engine(values, jobs)
-    keep = CopyTarget(values["copy_to"]).keep if values["copy_to"] else lambda folder: None
+    keep = _copier(values["copy_to"], jobs)
     todo = [job for job in jobs if not job.is_finished()]
     _say_damage(workdir, todo)
     with RunFolder(workdir).hold():
@@ -103,6 +103,16 @@ def _draw(workdir: Path, failed: bool) -> None:
     for path in made:
         if path.suffix == ".png":
             print(path)
+
+
+def _copier(url: str, jobs: Sequence[Job]) -> Callable[[Path], None]:
+    """Return a function that copies the folder of a finished run to a URL if there is one. Raises ConfigError."""
+    if not url:
+        return lambda folder: None
+    target = CopyTarget(url)
+    for job in jobs:
+        target.check(job.name, job.run.hash)
+    return target.keep
 
 
 def _copy_ended(keep: Callable[[Path], None], jobs: Sequence[Job]) -> dict[str, str]:

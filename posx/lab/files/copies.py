@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from posx.errors import ConfigError, PosxError, WorkdirError
+from posx.lab.files.lines import parse_json
 
 #: The file that shows that a folder is complete: copied last, and compared first.
 LAST = "DONE"
 #: The file of a complete folder that may grow later: compared by its size.
 GROWING = "eval.jsonl"
+#: The file that names the run of a folder by its hash.
+SETTINGS = "config.json"
 #: The file that is written and removed to test whether that is allowed.
 TRIED = ".posx"
 
@@ -28,6 +32,20 @@ class CopyTarget:
             self.system.makedirs(self.root, exist_ok=True)
             self.system.pipe_file(f"{self.root}/{TRIED}", b"")
             self.system.rm_file(f"{self.root}/{TRIED}")
+
+    def check(self, name: str, run: str) -> None:
+        """Raise ConfigError if the copy that is called `name` is not of `run`, the hash of a run: it would be lost."""
+        there = f"{self.root}/{name}/{SETTINGS}"
+        held: Any = run
+        with _one_line(ConfigError, f"--copy_to={self.url} cannot be read"):
+            if self.system.exists(there):
+                with contextlib.suppress(ValueError):  # it was not copied to its end
+                    held = dict(parse_json(self.system.cat_file(there))).get("hash")
+        if held != run:
+            raise ConfigError(
+                f"--copy_to={self.url}: {name} is there already as the copy of another run ({held}, not {run}), which "
+                "would be replaced. Give another --copy_to."
+            )
 
     def keep(self, folder: Path) -> None:
         """Copy a finished folder, unless its copy has the same DONE and as many rows. Raises WorkdirError.

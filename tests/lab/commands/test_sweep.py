@@ -65,3 +65,19 @@ def test_a_sweep_says_how_many_runs_are_left(capsys, site, whole, tmp_path, star
     words = ["sweep", f"--config={site / 'tiny.py'}", f"--workdir={tmp_path}", "--config.sweep.encodings=t5,rope"]
     code, _, err = tiny.call(capsys, *words)
     assert code == 0 and "1 of 2 runs are finished already; 1 run left\n" in err and len(started) == 1, err
+
+
+def test_a_copy_of_another_run_is_not_replaced(capsys, site, whole, tmp_path, started):
+    """Folder names have the settings that vary alone, so the runs of two sweeps can have one name."""
+    shutil.copytree(whole, tmp_path / "a" / "t5-L16-s0")
+    copy = tmp_path / "copies" / "t5-L16-s0"
+    words = ["sweep", f"--config={site / 'tiny.py'}", "--config.sweep.encodings=t5", f"--copy_to={copy.parent}"]
+    for _ in range(2):  # its own copy is none of another run
+        assert tiny.call(capsys, *words, f"--workdir={tmp_path / 'a'}")[0] == 0
+    before, other = (copy / "config.json").read_bytes(), [f"--workdir={tmp_path / 'b'}", "--config.train.steps=40"]
+    refused(
+        capsys, 2, [*words, *other], f"{copy.name} is there already as the copy of another run", "another --copy_to"
+    )
+    assert (copy / "config.json").read_bytes() == before and not started
+    (copy / "config.json").write_bytes(before[:99])  # the copy was not made to its end
+    assert tiny.call(capsys, *words, *other)[0] == 0
