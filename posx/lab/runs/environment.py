@@ -54,9 +54,9 @@ def started_devices(folder: RunFolder) -> int | None:
 
 
 def record(folder: RunFolder, run: RunConfig, dataset: Dataset, layout: Layout) -> None:
-    """Write `env.json` at the first start. List later starts in it, with a notice if bits may differ."""
+    """Write `env.json` until training has begun. List later starts in it, with a notice if bits may differ."""
     now = environment(run, dataset, layout)
-    if not folder.env_file.exists():
+    if not (folder.env_file.exists() and folder.is_begun):
         checksums.write_checked(folder.env_file, now | {"resumed": []})
         return
     first = checksums.read_verified(folder.env_file)

@@ -197,7 +197,7 @@ class RunFolder:
         """Raise WorkdirError with every differing setting if the folder holds another run than `run`.
 
         As long as the text of `run` is not read, it counts as the text of the run in the folder. Damaged settings raise
-        nothing if all else in the folder is of `run`.
+        nothing if all else in the folder is of `run`. A run that failed before it had trained raises nothing either.
         """
         if not self.config_file.exists():
             if any(self.checkpoints.glob("*.json")):
@@ -216,7 +216,7 @@ class RunFolder:
                 ) from None
             return
         changes = held.differences(run if run.text else dataclasses.replace(run, text=held.text))
-        if not changes:
+        if not changes or not self.is_begun:
             return
         if (held.data.is_task or run.data.is_task) and held.data.source != run.data.source and not run.text:
             changes.append(f"data.source: {held.data.source!r} -> {run.data.source!r}")
@@ -231,6 +231,12 @@ class RunFolder:
             fix = "Use another --workdir, or the same settings to resume."
             reason = f"holds a run of another config ({'; '.join(changes)}). {fix}"
         raise WorkdirError(f"{self.path} {reason}")
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether weights or rows are held here, not settings alone."""
+        files = self.metrics_file, self.eval_file, self.done_file, self.weights_file
+        return any(self.checkpoints.glob("*")) or any(file.exists() for file in files)
 
     def is_finished(self, run: RunConfig) -> bool:
         """Tell whether `DONE` says that `run` was trained and evaluated to the end here."""

@@ -57,6 +57,19 @@ def test_a_run_that_was_never_trained(capsys, site, tmp_path, whole):
         refused(capsys, 4, [command, f"--workdir={tmp_path}"], "no trained model yet")
 
 
+def test_a_run_that_never_began_leaves_its_folder_free(capsys, site, whole, tmp_path):
+    """As one that ran out of memory, or had another tokenizer than --from: the settings that it is told to change."""
+    shutil.copy(whole / "config.json", tmp_path)
+    flags = (f"--workdir={tmp_path}", "--config.train.steps=40", "--dry_run")
+    words = ["train", f"--config={site / 'tiny.py'}:t5", *flags]
+    assert tiny.call(capsys, *words)[0] == 0
+    for name in ("checkpoints", "metrics.jsonl", "eval.jsonl"):
+        move = shutil.copytree if name == "checkpoints" else shutil.copy
+        move(whole / name, tmp_path / name)
+        refused(capsys, 4, words, "holds a run of another config (train.steps: 32 -> 40)")
+        shutil.rmtree(tmp_path / name) if name == "checkpoints" else (tmp_path / name).unlink()
+
+
 def test_generate_and_export_name_the_runs_of_a_sweep(capsys, whole, tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
