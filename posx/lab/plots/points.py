@@ -181,11 +181,14 @@ def _curves(
       panel: the rows.
       values: of the rows, NaN for a row without one.
       ends: (mean of the values, half the interval of the mean loss in nats, the rows) -> interval of the mean.
-      bases: a row of each run, whose losses are subtracted from those of the same run, for the interval.
+      bases: a row of each run, whose losses are subtracted from those of the same run, for the interval. If it failed,
+        so does the run at all lengths.
       unit: tokens.
     """
     rows = panel.rows
-    failed = rows.status.where(rows.status.isin([*FAILED]), "nonfinite").where(finite_perplexity(rows).isna(), "")
+    failed = _failures(rows)
+    if bases is not None:
+        failed = failed.where(failed != "", _failures(bases).reindex(rows.run, fill_value="").to_numpy())
     plain = dict(zip(rows.index, plain_rows(rows[BLOCKS].assign(value=values, failed=failed)), strict=True))
     at_train = {} if bases is None else {row["run"]: row for row in plain_rows(bases[BLOCKS])}
 
@@ -204,6 +207,11 @@ def _curves(
         points = tuple(point(n, [plain[row] for row in own]) for n, own in sorted(lengths.items()) if n >= unit)
         curves.append(dataclasses.replace(curve, points=points))
     return _order_curves(curves)
+
+
+def _failures(rows: pd.DataFrame) -> pd.Series:
+    """Return why each row has no finite perplexity, a key of FAILED, "" if it has one."""
+    return rows.status.where(rows.status.isin([*FAILED]), "nonfinite").where(finite_perplexity(rows).isna(), "")
 
 
 def _half_width(rows: Sequence[Row], bases: Sequence[Row]) -> float:

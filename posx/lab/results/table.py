@@ -23,7 +23,7 @@ from typing import Any
 
 import pandas as pd
 
-from posx.evaluation.protocols import PerPosition, chosen_stride
+from posx.evaluation.protocols import PROTOCOLS, PerPosition, chosen_stride
 from posx.evaluation.settings import USUAL
 from posx.lab.files import lines
 from posx.lab.files.rows import SCORES, row_problem
@@ -51,8 +51,8 @@ def read_results(folder: Folders) -> pd.DataFrame:
 
     Rows that disagree with themselves count as not measured, and a warning names them. Rows with an empty `left_out`
     can be compared: they are of the last step of each run, on one text, one set of targets. A run whose training ended
-    with NaN has one row, of the status "diverged". A run without the targets of the others keeps its lengths, with the
-    status "apart" and no values.
+    with NaN has a row at L for each protocol of other runs, of the status "diverged". A run without the targets of the
+    others keeps its lengths, with the status "apart" and no values.
 
     Args:
       folder: a run or a sweep. If several are given, runs are named below the folder that they share.
@@ -63,7 +63,9 @@ def read_results(folder: Folders) -> pd.DataFrame:
     folders, root = _folders_and_root(folder)
     stored = {relative_name(run, root): rows for one in folders for run, rows in _stored_rows(one)}
     ended = {row["run"]: row for one in folders for row in _nan_rows(one, root)}
-    return pd.concat([build_results(stored, typed_path(root)), make_table(ended.values())], ignore_index=True)
+    table = build_results(stored, typed_path(root))
+    rows = (row | place for row in ended.values() for place in _nan_places(row, table))
+    return pd.concat([table, make_table(rows)], ignore_index=True)
 
 
 def common_folder(folders: Sequence[pathlib.Path]) -> pathlib.Path:
@@ -128,6 +130,19 @@ def _nan_rows(folder: pathlib.Path, root: pathlib.Path) -> Iterator[dict[str, An
             names = ("eval_len", "anchor") if kind == "task" else ("eval_len", "anchor", "stride")
             lengths = dict.fromkeys(names, facts["train_len"])
             yield facts | lengths | {"protocol": protocol, "step": step, "status": "diverged"}
+
+
+def _nan_places(row: Mapping[str, Any], table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the protocols and strides that a run which ended with NaN fails at: those of other runs of its length.
+
+    row: of `_nan_rows`. Its own protocol is the only one if no other run predicts the same kind of targets at L.
+    """
+    kind = PROTOCOLS[row["protocol"]].measures
+    alike = {name for name, protocol in PROTOCOLS.items() if protocol.measures == kind} - {PER_POSITION}
+    used = (table.left_out == "") & table.protocol.isin(alike)
+    at_train = table[used & (table.train_len == row["train_len"]) & (table.eval_len == row["train_len"])]
+    places = at_train[["protocol", "stride"]].drop_duplicates().to_dict("records")
+    return [{str(name): value for name, value in place.items() if pd.notna(value)} for place in places] or [{}]
 
 
 def missing_runs(folder: Folders) -> dict[str, str]:

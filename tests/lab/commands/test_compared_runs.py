@@ -210,6 +210,28 @@ def test_page_shows_the_seeds_that_ended_with_nan(tmp_path):
     assert "Training ended with NaN: rope-s2 at step 1, t5-s0 at step 1" in panel["notes"]
 
 
+def test_every_protocol_shows_the_seeds_that_ended_with_nan(tmp_path):
+    """Sliding windows had the mean of the other seeds, their number and their horizon, without a word."""
+    seeds(tmp_path, "alibi", "rope")
+    for stride in (16, 32):
+        seeds(tmp_path, "alibi", "rope", protocol="sliding", stride=stride)
+    start(tmp_path / "rope-s2", config("rope", train__seed=2, train__steps=STEPS))
+    (tmp_path / "rope-s2" / "metrics.jsonl").write_text(logged(2.0, "nan"))
+    shown = plots.table(read_results(tmp_path)).split("Trained at")[1:]
+    assert len(shown) == 3 and all("(1 ended with NaN)" in cells(one, "rope")[2] for one in shown)
+    for panel in content([tmp_path])["panels"]:
+        assert [line[-1] and line[-1]["text"] for line in panel["table"]["body"]] == [None, ">= 2"], panel["title"]
+
+
+def test_a_seed_that_failed_at_l_is_counted_in_every_ratio(tmp_path):
+    """R_2 had the mean and the spread of the other seeds, and did not say that one of three had failed."""
+    seeds(tmp_path, "rope", count=3)
+    failed = {"status": "nonfinite", "ppl": None, "nll": None, "block_nll": None}
+    put(tmp_path / "rope-s1", "rope", 1, lengths=(64,), **failed)
+    line = cells(plots.table(read_results(tmp_path)), "rope")
+    assert line[1] == "2 to 3" and line[-1].endswith("(1 not finite)")
+
+
 def test_a_failed_seed_ends_the_horizon(tmp_path):
     """The seeds that are left would be a choice."""
     seeds(tmp_path, "alibi", count=2)
