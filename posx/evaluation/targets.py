@@ -151,7 +151,8 @@ def document_starts(documents: Any, size: int) -> np.ndarray:
         )
     if given.size and not 0 <= given.min() <= given.max() <= size:
         raise ConfigError(f"documents has places {given.min()} to {given.max()}, but the stream has 0 to {size}.")
-    return np.unique(np.concatenate([[0], np.clip(given.astype(np.int64) - 1, 0, max(size - 2, 0))])).astype(np.int64)
+    inside = given[given < size].astype(np.int64)  # one at the end of the stream would hold no token
+    return np.unique(np.append(np.maximum(inside - 1, 0), 0))
 
 
 def with_ends(documents: Any, stream: np.ndarray, separators: Any) -> Any:

@@ -135,6 +135,17 @@ def test_rolling_scores_text_that_no_separator_ends():
     assert row["nll"] == pytest.approx(-rolling([[3, 4, 5], [EOS, 6, 7]], 8) / 6, rel=1e-6)
 
 
+def test_a_document_at_the_end_of_the_stream_holds_no_token():
+    """Offsets often list the end too. The last token was scored as a document of its own."""
+    for begins in ([1, 4], [1, 4, 8], [1, 4, 8, 8]):
+        text = [EOS, 3, 4, 5, 6, 7, 8, 9]
+        for protocol in ("lm_eval_rolling", "nonoverlapping"):
+            (row,) = evaluate(log_probs, text, protocol, [4], documents=begins, separators=[])
+            assert (row["num_documents"], row["own_context"]) == (2, 0.5625)
+            if protocol == "lm_eval_rolling":
+                assert row["nll"] == pytest.approx(-rolling([text[1:4], text[4:]], 4) / 7)
+
+
 def test_rolling_asks_for_separators_that_it_cannot_know():
     with pytest.raises(ConfigError, match=r"at place 3 of the stream follows token .*pass separators=\[\]"):
         evaluate(log_probs, STREAM, "lm_eval_rolling", [8], documents=[1, 3])
