@@ -231,9 +231,17 @@ def _difference(ours: Sequence[_Loss], theirs: Sequence[_Loss], rows: Sequence[_
         least, items = LEAST_BLOCKS * BLOCK_ITEMS, rows[0]["num_items"]
         reason = f"too few items ({items} of at least {least})" if items < least else ""
         error = None if reason else error_over_items(gap, int(counts.sum()), items)
+        if error and not gap.any() and _are_alike(rows[: len(ours)], rows[len(ours) :]):
+            error = error._replace(size=0.0)
         return Difference(mean, error, errors, reason, of_answers=True)
     reason = few_places(*rows) or no_interval(gap, counts)
     return Difference(mean, None if reason else error_over_text(gap, counts), errors, reason)
+
+
+def _are_alike(ours: Sequence[_Row], theirs: Sequence[_Row]) -> bool:
+    """Tell whether rows of two sides have equal losses, as those of one function have. Equal answers do not suffice."""
+    gaps = [a["nll"] - b["nll"] if "nll" in a and "nll" in b else math.inf for a, b in zip(ours, theirs, strict=False)]
+    return len(ours) == len(theirs) and max(map(abs, gaps)) <= ROUNDING
 
 
 def error_over_text(sums: np.ndarray, counts: np.ndarray) -> StandardError | None:

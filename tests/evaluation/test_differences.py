@@ -182,6 +182,17 @@ def test_one_pair_of_answers_has_the_interval_of_agresti_and_min():
     assert low < 22 / 2000 < high and found.effect() == pytest.approx((22 / 2000, 22 / 2000))
 
 
+def test_one_function_of_a_task_is_no_question():
+    """Equal losses do not count in the correction, as for a text. Equal answers with other losses do."""
+    right = np.random.default_rng(0).random((3, 2000)) < np.array([[0.8], [0.84], [0.8]])
+    worse, better, _ = (answers(one) | {"nll": 0.5} for one in right)
+    known = loss_difference([better], [worse])
+    for nll, family in ((0.5, 1), (0.6, 2)):
+        verdicts = [one for one, _ in judge([known, loss_difference([worse], [worse | {"nll": nll}])])]
+        assert [one.family for one in verdicts] == [family] * 2 and verdicts[1].word == "not separated"
+        assert verdicts[0].adjusted_p == pytest.approx(family * known.p) and verdicts[1].p == 1
+
+
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.998])
 def test_equal_models_of_a_task_are_seldom_separated(share):
     random = np.random.default_rng(0)
