@@ -141,6 +141,16 @@ def test_triangle_has_a_number_or_a_reason_in_each_cell() -> None:
     assert boxed == [0, 2], "the training lengths"
 
 
+def test_triangle_says_which_seeds_a_mean_leaves_out() -> None:
+    gone = {"status": "oom", "nll": None, "ppl": None, "bpb": None}
+    runs = [(n, seed, f"rope-L{n}-s{seed}") for n in (64, 128) for seed in range(3)]
+    made = [one for n, seed, run in runs for one in measured("rope", n, 2.0, seed=seed, run_id=run, hash=run)]
+    made = [one | gone if (one["seed"], one["train_len"], one["eval_len"]) == (1, 64, 256) else one for one in made]
+    figure = heat.triangle(panels(made))
+    said = " ".join(" ".join(words(figure)).split())
+    assert "rope, L = 64: out of memory at 256 (1 of 3 runs)" in said
+
+
 def test_triangle_has_a_column_for_each_training_length() -> None:
     lengths = (*(2**n for n in range(5, 13)), 96)
     made = [measured("rope", unigram_ppl=6.0)[0], measured("rope", 96, 3.0)[-1]]

@@ -105,6 +105,8 @@ def test_match_of_a_vector_with_itself_falls_as_the_angles_say() -> None:
     expected = np.cos(distances[:, None] * theta).mean(axis=1)
     assert match == pytest.approx(np.stack([expected, expected]), abs=1e-5)
     assert effects.match_by_distance(subject("alibi")) is None
+    for name, over in (("rope", ""), ("fope", ", last query")):
+        assert f"q·k of one vector as query and key{over}" in words(pictures.encodings([subject(name)])), name
 
 
 def test_what_depends_on_the_text_is_drawn_for_random_tokens() -> None:

@@ -714,6 +714,15 @@ def test_figures_without_a_place_for_nan_runs_name_them(tmp_path: pathlib.Path, 
         assert "bad failed: training ended with NaN at step 1" in words(drawn[kind]), kind
 
 
+def test_seeds_without_losses_by_position_are_named(tmp_path: pathlib.Path, draw: Draw) -> None:
+    """The figure had the mean of the other seeds, without a word."""
+    for seed in range(3):
+        own = position_row("rope", seed)
+        gone = {"status": "oom"} | dict.fromkeys(("nll", "ppl", "bpb", "position_nll"))
+        put(tmp_path, f"rope-s{seed}", [own | gone if seed == 1 else own], config("rope", train__seed=seed))
+    assert "rope-s1 failed: out of memory in windows of 1,024 tokens" in words(draw(tmp_path)["per_position"])
+
+
 def test_a_failed_run_is_named_with_its_reason(tmp_path: pathlib.Path, draw: Draw) -> None:
     put(tmp_path, "good", measured("alibi"), config("alibi"))
     put(tmp_path, "bad", [], config("rope"))

@@ -183,8 +183,8 @@ def match_by_distance(subject: Subject) -> tuple[np.ndarray, np.ndarray] | None:
     """Return (distances [n], products [head, n]) of a unit vector as a query and the same one as a key further back.
 
     A product is the mean over all directions of the vector: a trace, exact for affine maps, and 1 if position changes
-    nothing. The result is None if products do not depend on distance alone, or if a `score` changes them. It is None
-    also if maps read the text or look back.
+    nothing. The query is the last one, which matters for maps that are not shift-invariant, as those of FoPE. The
+    result is None if a `score` changes products, and if maps read the text or look back.
     """
     dims, n = subject.dims, subject.num_positions
     encoding = subject.encoding.at_length(n)

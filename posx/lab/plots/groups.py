@@ -16,7 +16,7 @@ from posx.attention.masks import window
 from posx.lab.config.mask_texts import mask_text
 from posx.lab.plots import palette
 from posx.lab.plots.palette import Look
-from posx.lab.results.columns import make_table
+from posx.lab.results.columns import FAILED, make_table
 from posx.lab.results.facts import OF_ENCODINGS, SCORED_STEP, SCORED_TEXT, SEED
 from posx.lab.results.table import PER_POSITION, chosen_strides, diverged_runs, list_runs, stride_rule
 
@@ -137,6 +137,9 @@ def panels(table: pd.DataFrame, missing: Mapping[str, str] | None = None) -> lis
         left_out = others[others.run.isin(runs) & (others.protocol == protocol)]
         gone = dict(missing or {})
         if protocol == PER_POSITION:  # the other figures have a place for these runs
+            lost = table[by_position & (table.left_out == "") & table.status.isin([*FAILED])]
+            ends = zip(lost.run, lost.status, lost.eval_len, strict=True)
+            gone |= {run: f"{FAILED[why]} in windows of {length:,} tokens" for run, why, length in ends}
             gone |= diverged_runs(rows)
         for stride, chosen in members.groupby(stride_rule(members).fillna(0)):
             there = sorted(set(chosen.run.map(numbers)))

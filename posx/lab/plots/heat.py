@@ -1,5 +1,6 @@
 """Heat maps against evaluation length: perplexity by training length, and right answers by distance to their source."""
 
+import dataclasses
 import itertools
 import math
 import textwrap
@@ -83,8 +84,8 @@ def triangle(panels: Sequence[Panel]) -> Figure:
     made, axes = look.small_multiples(names, _CELL[0] * len(lengths), _CELL[1] * len(trained))
     for ax, name in zip(axes, names, strict=True):
         own = [drawn[name, length].points if (name, length) in drawn else empty for length in trained]
-        means = [[point.mean for point in cells] for cells in own]
-        image = ax.imshow(means, cmap="cividis_r", norm=LogNorm(low, top), aspect="auto", interpolation="nearest")
+        values = [[point.mean for point in cells] for cells in own]
+        image = ax.imshow(values, cmap="cividis_r", norm=LogNorm(low, top), aspect="auto", interpolation="nearest")
         for at in itertools.product(range(len(trained)), range(len(lengths))):
             _write_cell(ax, at, own[at[0]][at[1]], image)
             if trained[at[0]] == lengths[at[1]]:
@@ -98,7 +99,12 @@ def triangle(panels: Sequence[Panel]) -> Figure:
     bar.set_ticks(ticks, labels=[f"{tick:,.10g}" for tick in ticks], minor=False)
     title = f"{captions.perplexity_name(panels[0].protocol).capitalize()} by training length and evaluation length"
     fact = "Boxed: windows of the training length. A column compares models on windows of one length"
-    strokes.write_words(made, title, panels, [], [fact], more=baselines.no_context_note(panels))
+    # A cell without a value says why. A mean of the seeds that have one does not say which others failed.
+    means = [
+        dataclasses.replace(one, label=f"{name}, L = {length}", points=tuple(p for p in one.points if p.values))
+        for (name, length), one in drawn.items()
+    ]
+    strokes.write_words(made, title, panels, means, [fact], more=baselines.no_context_note(panels))
     return made
 
 

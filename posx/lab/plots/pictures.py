@@ -79,7 +79,8 @@ def _panels(subject: Subject) -> list[Draw]:
         seen = np.where(np.tri(whole.shape[1], dtype=bool), whole[head], np.nan)
         add(_show, seen, "cividis", f"added to logits, head {head + 1}", "key j", "query i")
     if (match := effects.match_by_distance(subject)) is not None:
-        title = "q·k of one vector as query and key"
+        over = "" if subject.encoding.shift_invariant else ", last query"
+        title = f"q·k of one vector as query and key{over}"
         add(_heads, *match, train_len, title, "mean over unit vectors")
     for part in walk_chain(subject.encoding):
         if isinstance(part, Rope) and part.frequencies == Geometric():  # the bound is of its frequencies

@@ -97,7 +97,8 @@ def _curves(name: str, encoding: Encoding, dims: Dims) -> Iterator[dict[str, Any
         values = effects.content_free_by_distance(subject, whole)
         yield _curve("added to logits", "distance in tokens", np.arange(values.shape[1]), values)
     if (match := effects.match_by_distance(subject)) is not None:
-        yield _curve("product of a vector with itself", "distance in tokens", *match)
+        over = "" if encoding.shift_invariant else ", last query"
+        yield _curve(f"product of a vector with itself{over}", "distance in tokens", *match)
     for title, numbers in (
         ("logit scale", effects.logit_scales(subject)), ("weight of the sink", effects.sink_weights(subject)),
     ):  # fmt: skip
