@@ -61,6 +61,15 @@ def test_windows_of_l_are_thin_lines_of_the_same_colour() -> None:
     assert cells(table, "rope under window(size=64)")[-1] == "1.000" and cells(table, "rope")[-1] == "4.000"
 
 
+def test_failures_under_windows_of_l_are_named() -> None:
+    """A thin line ended, or was the mean of other seeds, without a word."""
+    *shorter, longest = under_window("rope", 64)
+    longest |= {"status": "oom", "nll": None, "ppl": None, "bpb": None}
+    (panel,) = panels([*measured("rope"), *shorter, longest])
+    for figure, place in ((curves.extrapolation(panel), "256"), (curves.ratio(panel), "k = 4")):
+        assert f"rope under window(size=64): out of memory at {place}" in words(figure)
+
+
 def test_other_windows_are_curves_of_their_own() -> None:
     made = [*measured("rope"), *under_window("rope", 32)]
     assert set(legend(curves.extrapolation(panels(made)[0]))) == {"rope", "rope under window(size=32)"}
@@ -103,6 +112,15 @@ def test_models_measured_on_other_targets_are_named_not_drawn() -> None:
     figure = curves.extrapolation(panels([*measured("rope"), *measured("rope", 128, targets="2c3d")])[0])
     assert set(legend(figure)) == {"rope"}
     assert "Not drawn: models trained at 128 tokens, measured on other targets" in words(figure)
+
+
+def test_open_markers_say_which_failed_runs_they_leave_out() -> None:
+    runs = [(seed, f"rope-L128-s{seed}") for seed in range(3)]
+    longer = [one for seed, run in runs for one in measured("rope", 128, 3.0, seed=seed, run_id=run, hash=run)]
+    longer[1] |= {"status": "nonfinite", "nll": None, "ppl": None, "bpb": None}
+    (panel, _) = panels([*measured("rope"), *longer])
+    for figure in (curves.extrapolation(panel), curves.ratio(panel)):
+        assert "Open markers without the runs that failed: rope at 128 (1 of 3 runs)" in words(figure)
 
 
 @pytest.mark.parametrize(("level", "is_drawn"), [(10.0, True), (18.5, True), (40.0, False)])

@@ -47,16 +47,23 @@ def longer_perplexities(panel: Panel) -> dict[str, dict[float, float]]:
 def longer_notes(panel: Panel) -> list[str]:
     """Return a line on the longer training lengths that are drawn, if their models read more tokens a step.
 
-    Another line names those that are not drawn, because their models were measured on other targets.
+    Another line names those that are not drawn, because their models were measured on other targets. A third one names
+    markers that are means of the runs which did not fail.
     """
     known = [(length, rows.targets[finite_perplexity(rows).notna()]) for _, length, rows in _longer_rows(panel)]
     drawn = {length for length, targets in known if targets.isin(_targets(panel)).any()}
     others = sorted({length for length, targets in known if len(targets)} - drawn)
     shown = [curve for one in (panel, *panel.longer) if one is panel or one.train_len in drawn for curve in one.curves]
     names = ", ".join(map(look.length_name, others))
+    partial = [
+        f"{label} at {look.length_name(length)} ({lost} of {len(rows)} runs)"
+        for label, length, rows in _longer_rows(panel)
+        if length in drawn and 0 < (lost := int(finite_perplexity(rows).isna().sum())) < len(rows)
+    ]
     return [
         *(captions.tokens_per_step(shown) if drawn else []),
         *([f"Not drawn: models trained at {names} tokens, measured on other targets"] if others else []),
+        *([f"Open markers without the runs that failed: {captions.join_names(partial, 'markers')}"] if partial else []),
     ]
 
 

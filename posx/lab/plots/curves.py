@@ -85,7 +85,7 @@ def extrapolation(panel: Panel) -> Figure:
     title = f"{quantity.capitalize()} at and beyond the training length"
     more = [*beyond, *strokes.frame_notice([*curves, *windows], top, baselines.hidden_markers(trained, top))]
     more += [*baselines.no_context_note([panel], full), *baselines.longer_notes(panel)]
-    strokes.write_words(made, title, [panel], curves, spreads, lanes, more=more)
+    strokes.write_words(made, title, [panel], [*curves, *windows], spreads, lanes, more=more)
     entries = baselines.handles(windows, baselines.visible((full, *closer), trained))
     strokes.draw_legend(made, panel, curves, 0.80 + 0.045 if several else 0.83, entries)
     return made
@@ -136,7 +136,7 @@ def ratio(panel: Panel) -> Figure:
     spreads = captions.spreads(curves, "95 % interval of the ratio over text")
     leaving = strokes.frame_notice([*curves, *windows], top, baselines.hidden_markers(trained, top))
     more = [*lines, *leaving, *baselines.longer_notes(panel)]
-    strokes.write_words(made, title, [panel], curves, spreads, lanes, "k = ", more)
+    strokes.write_words(made, title, [panel], [*curves, *windows], spreads, lanes, "k = ", more)
     strokes.draw_legend(made, panel, curves, 0.76, baselines.handles(windows, baselines.visible([ax], trained)))
     return made
 
@@ -182,7 +182,7 @@ def answers(panel: Panel) -> Figure:
     lanes = strokes.mark_failures(ax, curves)
     title = "Right answers at and beyond the training length"
     spreads = captions.spreads(curves, "95 % interval over items")
-    strokes.write_words(made, title, [panel], curves, spreads, lanes)
+    strokes.write_words(made, title, [panel], [*curves, *windows], spreads, lanes)
     strokes.draw_legend(made, panel, curves, 0.76, baselines.handles(windows))
     return made
 
@@ -226,7 +226,7 @@ def length_curves(panels: Sequence[Panel]) -> Figure:
     look.legend(made, [*entries, *baselines.handles(windows)], 1 - 1.1 / width, 1 - 0.3 / height)
     title = f"{quantity.capitalize()} across training lengths (each marked by its vertical line)"
     notes = [*strokes.frame_notice([*curves, *windows], top), *baselines.no_context_note(panels, axes[0])]
-    strokes.write_words(made, title, panels, curves, captions.spreads(curves), more=notes)
+    strokes.write_words(made, title, panels, [*curves, *windows], captions.spreads(curves), more=notes)
     return made
 
 
