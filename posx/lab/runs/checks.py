@@ -112,7 +112,7 @@ def _protocol_problems(run: RunConfig) -> Iterator[str]:
 def _length_problems(run: RunConfig) -> Iterator[str]:
     most = run.train.token_positions.policy.most
     measured = protocols.run_protocols(run.eval, run.train.length)
-    longest = max(length for _, lengths in measured for length in lengths)
+    longest = max((length for _, lengths in measured for length in lengths), default=0)
     if most and longest > most:
         yield (
             f"train.positions={run.train.positions}: eval.lengths has {longest}, more tokens than it has positions. "
