@@ -92,9 +92,11 @@ def training_in_parts(name: str, **settings) -> None:
         for found, wanted in zip(jax.tree.leaves(metrics[layout]), jax.tree.leaves(metrics[whole]), strict=True):
             np.testing.assert_allclose(found, wanted, rtol=1e-5)
         for found, wanted in zip(jax.tree.leaves(states[layout]), jax.tree.leaves(states[whole]), strict=True):
-            # As a whole: Adam divides by the size of a gradient, so one that is all but 0 may round to another update.
+            # Adam divides by the size of a gradient, so one that is all but 0 may round to another update: up to 3e-5
+            # for one weight of an array, while the norm of an array's gap was at most 1e-5 of the array's.
+            np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4, err_msg=f"{name} {layout}")
             gap, size = np.linalg.norm(np.subtract(found, wanted, dtype=float)), np.linalg.norm(wanted)
-            assert gap <= 1e-4 * size, (name, layout, gap, size)
+            assert gap <= 3e-5 * size, (name, layout, gap, size)
 
 
 def what_a_device_has() -> None:
