@@ -188,7 +188,7 @@ def _ratio_text(ratio: float | None, digits: int) -> str:
 
 def _share_text(difference: float | None, _: int) -> str:
     """Return a difference of shares with four decimals, which hold one item of 2,000."""
-    return "-" if difference is None else f"{difference:+.4f}"
+    return "-" if difference is None else f"{difference + 0.0:+.4f}"  # -0.0 is a tie
 
 
 def _digits(values: Iterable[float | None]) -> int:

@@ -5,6 +5,7 @@ A byte-order mark decides the encoding of its file, whatever the setting says.
 
 import codecs
 import re
+import shlex
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,19 +106,19 @@ class TextDecoder:
         raise DataError(f"{told}. {self._fix()}")
 
     def _fix(self) -> str:
-        guesses = {guess: path for path, (_, guess) in reversed(self.failed.items())}
+        guesses = {guess: shlex.quote(str(path)) for path, (_, guess) in reversed(self.failed.items())}
         advice = ["Name text. Token ids are read from .npy files, and from .bin files with data.dtype"] * (
             "binary" in guesses
         )
         is_utf8 = "utf-8" in guesses or ("strays" in guesses and codecs.lookup(self.encoding).name != "utf-8")
         advice += ["Leave data.text_encoding out"] * is_utf8
         if path := guesses.get("strays"):
-            advice.append(f"Drop these bytes, for example: iconv -c -f UTF-8 -t UTF-8 '{path}' > FILE")
+            advice.append(f"Drop these bytes, for example: iconv -c -f UTF-8 -t UTF-8 {path} > FILE")
         guesses = {guess: path for guess, path in guesses.items() if guess in _ICONV}
         wide = guesses.keys() & set(_WIDE)
         if wide and not advice and len(guesses) == 1 and len(self.failed) == self.num_files:
             return f"Set --config.data.text_encoding={wide.pop()}"
-        commands = [f"iconv -f {_ICONV[guess]} -t UTF-8 '{path}' > FILE" for guess, path in guesses.items()]
+        commands = [f"iconv -f {_ICONV[guess]} -t UTF-8 {path} > FILE" for guess, path in guesses.items()]
         if commands:
             advice.append(f"Convert to UTF-8, for example: {'; '.join(commands)}")
         if commands and not wide and "" not in guesses and self.plain_utf8 and len(advice) == 1:

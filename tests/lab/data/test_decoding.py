@@ -1,5 +1,8 @@
 """Text in any encoding: marks are honoured, wrong files are all named, and wrong decodings are not silent."""
 
+import re
+import shlex
+
 import numpy as np
 import pytest
 
@@ -111,17 +114,18 @@ def test_a_cut_utf8_file_is_no_other_encoding(tmp_path, settings):
     """Its last character is cut off. Read as cp1252, its letters would all be wrong ones."""
     raw = ("“Déjà” " * 99 + "é").encode()[:-1]
     with pytest.raises(DataError) as caught:
-        loaded(tmp_path, {"a.txt": raw}, **settings)
-    assert f"a.txt' is utf-8 but for 1 byte, the first of them 0xC3 at offset {len(raw) - 1}. " in str(caught.value)
-    assert "iconv -c -f UTF-8 -t UTF-8 '" in str(caught.value) and "cp1252" not in str(caught.value)
+        loaded(tmp_path, {"Bob's.txt": raw}, **settings)
+    assert f"s.txt' is utf-8 but for 1 byte, the first of them 0xC3 at offset {len(raw) - 1}. " in str(caught.value)
+    command = re.search("iconv -c -f UTF-8 -t UTF-8 .* > FILE", str(caught.value))[0]
+    assert shlex.split(command)[6] == str(tmp_path / "texts" / "Bob's.txt") and "cp1252" not in str(caught.value)
     assert ("Leave data.text_encoding out. " in str(caught.value)) == bool(settings)
-    _, lines = loaded(tmp_path, {"a.txt": (FRENCH * 9 + "é").encode()[:-1]}, text_encoding="latin-1")
-    assert "1 of 1 file are UTF-8: 'a.txt' gives 'DÃ©" in lines[0]
+    _, lines = loaded(tmp_path, {"Bob's.txt": (FRENCH * 9 + "é").encode()[:-1]}, text_encoding="latin-1")
+    assert "1 of 1 file are UTF-8: 'Bob's.txt' gives 'DÃ©" in lines[0]
 
 
 def test_the_encoding_that_is_named_can_read_the_file(tmp_path):
     """Byte 0x81 is no character of cp1252."""
-    with pytest.raises(DataError, match=r"byte 0xE9 at offset 0. .*iconv -f ENCODING -t UTF-8 '.*' > FILE$"):
+    with pytest.raises(DataError, match=r"byte 0xE9 at offset 0. .*iconv -f ENCODING -t UTF-8 .*a.txt > FILE$"):
         loaded(tmp_path, {"a.txt": b"\xe9 \x81 \x93"})
     _, lines = loaded(tmp_path, {"a.txt": b"\xe9 \x81 \x93" * 9}, text_encoding="latin-1")
     assert "cp1252" not in lines[0] and "They are of another encoding" in lines[0]
