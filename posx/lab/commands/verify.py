@@ -14,7 +14,7 @@ from posx.lab.files import manifests, rows
 from posx.lab.progress import quantity
 from posx.lab.runs.damage import COVERED, Damage, damages
 from posx.lab.runs.exported import SUFFIX, check_export, is_export
-from posx.lab.runs.finding import all_paths, run_folders
+from posx.lab.runs.finding import all_paths, run_folders, workdir_flag
 from posx.lab.runs.folder import RunFolder
 
 
@@ -86,7 +86,7 @@ def _tables(place: Path) -> Iterator[Damage]:
     for path in filter(plots.is_table, files):
         wanted = f"{plots.folder_table(path.parent)}\n"
         if path.read_text(encoding="utf-8", errors="replace") != wanted:
-            again = f"Write it again: posx plot --workdir {path.parent}"
+            again = f"Write it again: posx plot {workdir_flag(path.parent)}"
             yield Damage(path, "it is not the table of the stored rows", again)
 
 

@@ -8,7 +8,6 @@ import functools
 import os
 import pathlib
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -35,7 +34,7 @@ from posx.lab.plots.groups import Panel, group_by_rule, panels
 from posx.lab.plots.points import average_log, read_training
 from posx.lab.plots.tables import RowTable, as_markdown, is_table, table, tables
 from posx.lab.results.table import PER_POSITION, diverged_runs, missing_runs, read_results
-from posx.lab.runs.finding import typed_path
+from posx.lab.runs.finding import workdir_flag
 from posx.lab.runs.folder import RunFolder
 from posx.lazy import module_getter
 from posx.notices import say
@@ -81,7 +80,7 @@ def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
     training = functools.cache(functools.partial(read_training, folder, stored))  # for the figure and the table
     figures = _figures(folder, stored, kinds, training)
     written = [path for name, draw in figures.items() for path in _save(draw, folder / "figures", name)]
-    measure = f"posx evaluate --workdir {shlex.quote(typed_path(folder))}"
+    measure = f"posx evaluate {workdir_flag(folder)}"
     if not written:
         raise WorkdirError(f"work folder {str(folder)!r}{_why_nothing(what, panels(stored), measure)}")
     for path in set(_figure_files(folder, kinds)) - set(written):
@@ -157,7 +156,7 @@ def format_table(workdir: str | pathlib.Path, form: str) -> str:
     stored = read_results(folder)
     made = _folder_tables(folder, stored, lambda: read_training(folder, stored, say))
     if not made:
-        measure = f"posx evaluate --workdir {shlex.quote(typed_path(folder))}"
+        measure = f"posx evaluate {workdir_flag(folder)}"
         raise WorkdirError(f"{_why_no_table(folder, stored)}, so there is no table. Measure with {measure}")
     return FORMATS[form](made) if form in FORMATS else as_markdown(made) + "\n"
 

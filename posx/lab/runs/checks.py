@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -269,7 +270,7 @@ def check_work_folder(path: Path, sweep: bool) -> None:
     elif sweeps and not single and not runs:
         content, place = f"sweeps, and {sweeps[0].name} is one of them", str(path / "new")
     if content:
-        own = f"Give this {'sweep' if sweep else 'run'} a folder of its own: --workdir {place}"
+        own = f"Give this {'sweep' if sweep else 'run'} a folder of its own: --workdir {shlex.quote(place)}"
         raise WorkdirError(f"work folder {path} holds {content}. {own}")
 
 

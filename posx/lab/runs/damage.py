@@ -22,7 +22,7 @@ from posx.errors import Damaged, PosxError, WorkdirError
 from posx.lab.config.run import IMPORTED
 from posx.lab.files import checksums, manifests, rows
 from posx.lab.files.locks import holder
-from posx.lab.runs.finding import typed_path
+from posx.lab.runs.finding import typed_path, workdir_flag
 from posx.lab.runs.folder import TOKENIZER_CHECKSUM, RunFolder
 from posx.lab.runs.load import check_borrowed
 from posx.notices import say
@@ -37,7 +37,7 @@ COVERED = (
 )  # fmt: skip
 #: How to mend most damage.
 REPEAT = "Repeat the command that made the run"
-MEASURE = "Repeat the command that made the run, or measure it again: posx evaluate --workdir {}"
+MEASURE = "Repeat the command that made the run, or measure it again: posx evaluate {}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +187,7 @@ def _weights(folder: RunFolder) -> Iterator[Damage]:
 def _rows(folder: RunFolder) -> Iterator[Damage]:
     """Yield damage of `eval.jsonl`: rows that are not whole, and rows that were listed once and are gone."""
     path = folder.eval_file
-    again = MEASURE.format(typed_path(folder.path))
+    again = MEASURE.format(workdir_flag(folder.path))
     try:
         every = folder.checked_rows()
     except WorkdirError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +47,11 @@ def typed_path(folder: str | Path) -> str:
     """Return a folder as a command can name it: relative to the current directory if it lies below it."""
     path, here = Path(folder).resolve(), Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def workdir_flag(folder: str | Path) -> str:
+    """Return the flag that names a folder, to be pasted into a shell."""
+    return f"--workdir {shlex.quote(typed_path(folder))}"
 
 
 def find_runs(workdir: Path) -> list[RunFolder]:

@@ -295,7 +295,10 @@ def test_verify_checks_exports_and_tables(capsys, workdir, tmp_path):
     code, out, err = tiny.call(capsys, "verify", workdir)
     assert code == 0 and "1 exported model: no damage" in out, err
     edit(workdir, "table.md", "| t5 |", "| t6 |")
-    assert "it is not the table of the stored rows" in tiny.call(capsys, "verify", workdir)[1]
+    workdir = workdir.rename(tmp_path / "my run")
+    said = tiny.call(capsys, "verify", workdir)[1]
+    assert "it is not the table of the stored rows" in said
+    assert f"posx plot --workdir '{workdir}'" in said
     data = bytearray((workdir / "m.safetensors").read_bytes())
     data[-9] ^= 1
     (workdir / "m.safetensors").write_bytes(data)
