@@ -160,7 +160,7 @@ def as_lines(made: Iterable[dict[str, Any]]) -> str:
 
 def logged(*losses: float | str, **facts: Any) -> str:
     """Lines of `metrics.jsonl` with these losses."""
-    rows = ({"step": step, "attempt": 1, "loss": loss} | facts for step, loss in enumerate(losses))
+    rows = ({"step": step, "attempt": 1, "attempt_start": 0, "loss": loss} | facts for step, loss in enumerate(losses))
     return "".join(json.dumps(with_checksum(row)) + "\n" for row in rows)
 
 

@@ -46,8 +46,8 @@ def row_problem(row: Mapping[str, Any]) -> str:
 
 def log_problem(row: Mapping[str, Any]) -> str:
     """Return the first way in which a row of `metrics.jsonl` is not whole, "" if there is none."""
-    if not all(_is_step(row.get(name)) for name in ("step", "attempt")):
-        return "it has no step and attempt"
+    if missing := [name for name in ("step", "attempt", "attempt_start") if not _is_step(row.get(name))]:
+        return f"it has no {missing[0]}"
     loss, ppl = number(row.get("loss")), number(row.get("ppl"))
     if loss is not None and ppl is not None and not _are_close(ppl, wanted := math.exp(min(loss, LARGEST_NLL))):
         return f"ppl is {ppl:.6g}, but exp(loss) is {wanted:.6g}"
@@ -110,20 +110,10 @@ def ends_training(row: Mapping[str, Any]) -> bool:
 
 
 def drop_repeated(logged: Iterable[Row]) -> list[Row]:
-    """Return the rows of `metrics.jsonl`, given in the order of writing, whose steps no later attempt has repeated.
-
-    An attempt says in its first row after which step it started. Older versions did not write this. Their attempts
-    are taken to start just before the step of their first row, but never with the NaN of the attempt before.
-    """
+    """Return the rows of `metrics.jsonl`, given in the order of writing, whose steps no later attempt has repeated."""
     kept = list[Row]()
     for row in logged:
-        after = row["step"] - 1
-        if kept and row["attempt"] > kept[-1]["attempt"]:
-            if ends_training(kept[-1]):  # no checkpoint holds such a step, so it was repeated
-                kept.pop()
-            start = number(row["start"].get("step")) if isinstance(row.get("start"), dict) else None
-            after = after if start is None else min(after, start)
-        while kept and kept[-1]["step"] > after:
+        while kept and kept[-1]["attempt"] != row["attempt"] and kept[-1]["step"] > row["attempt_start"]:
             kept.pop()
         kept.append(row)
     return kept

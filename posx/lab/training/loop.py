@@ -223,6 +223,7 @@ class MetricsLog:
         place, dtype = cache_folder(run.data) / "machine", run.model.dtype
         self.ceiling = machine_ceiling(place, dtype) if processes.is_first() else math.nan  # `logged_rows` waits for it
         self.attempt = 1 + max((row["attempt"] for row in folder.logged_rows()), default=0)
+        self.facts = {"attempt": self.attempt, "attempt_start": start, "hash": run.hash}  # of every row
         self.clock = 0.0  # set when the first step has compiled
         self.start: dict[str, Any] = {}  # goes into the first row
 
@@ -245,7 +246,7 @@ class MetricsLog:
         if not self.clock:  # the first step compiles: tokens/s count from its end
             jax.block_until_ready(metrics)
             self.clock, self.timed_from = time.perf_counter(), self.last_step + count
-            self.start = {"start": start_cost() | {"step": self.last_step}}
+            self.start = {"start": start_cost()}
 
     def restart_clock(self) -> None:
         """Leave the time since the last row out of the tokens/s of the next row."""
@@ -273,7 +274,7 @@ class MetricsLog:
         if bad.any():
             first = int(bad.argmax())
             loss, norm, at = losses[first], norms[first], self.last_step + first + 1
-            self._append({"step": at, "loss": loss, "grad_norm": norm, "attempt": self.attempt})
+            self._append({"step": at, "loss": loss, "grad_norm": norm})
             own = at == 1 and self.run.code  # before any update: no rate can help
             remedy = f"posx check {next(iter(own))} finds arrays without a finite gradient." if own else LOWER
             raise divergence_error(self.folder, f"loss {loss}, gradient norm {norm} at step {at}", remedy)
@@ -287,7 +288,7 @@ class MetricsLog:
         return f"loss {row['loss']:.3f}  ppl {ppl}{right}{speed}"
 
     def _append(self, row: dict[str, Any]) -> None:
-        self.folder.append(self.folder.metrics_file, row | {"hash": self.run.hash})
+        self.folder.append(self.folder.metrics_file, row | self.facts)
         with interrupts.defer_signals():
             for name in SHOWN:
                 if row.get(name) is not None and math.isfinite(row[name]):  # else tensorboardX prints a warning
@@ -302,7 +303,6 @@ class MetricsLog:
         loss = float(losses.mean())
         return {
             "step": step,
-            "attempt": self.attempt,
             "tokens": step * tokens_per_step,
             "loss": loss,
             "ppl": math.exp(min(loss, LARGEST_NLL)),

@@ -28,7 +28,14 @@ def put(folder: Path, kind: str, /, seed: int = 0, name: str = "", lengths=(64, 
         rows.append(position_row(kind, seed) | {"run_id": path.name} | changes)
     (path / "eval.jsonl").write_text(as_lines(rows))
     log = [
-        {"step": n, "attempt": 1, "tokens": 4096 * n, "loss": 2 + math.exp(-n / 9), "tokens_per_second": 8192.0}
+        {
+            "step": n,
+            "attempt": 1,
+            "attempt_start": 0,
+            "tokens": 4096 * n,
+            "loss": 2 + math.exp(-n / 9),
+            "tokens_per_second": 8192.0,
+        }
         for n in range(10, 60, 10)
     ]
     (path / "metrics.jsonl").write_text("".join(json.dumps(with_checksum(one)) + "\n" for one in log))

@@ -173,7 +173,7 @@ def test_runs_of_two_sweeps_keep_their_curves(tmp_path):
     for n, folder in enumerate("ab"):
         path = put(tmp_path / folder, "rope", name="rope", settings={"train.learning_rate": n, "train.seed": 0})
         rows = [json.loads(line) for line in open(path / "metrics.jsonl")]
-        again = [row | {"tokens_per_second": 4096.0, "attempt": 2} for row in rows[2:]]
+        again = [row | {"tokens_per_second": 4096.0, "attempt": 2, "attempt_start": 20} for row in rows[2:]]
         lines = [json.dumps(with_checksum(row)) + "\n" for row in rows[: 3 + n] + again]
         (path / "metrics.jsonl").write_text("".join(lines))
     data = content([tmp_path / "a", tmp_path / "b", tmp_path / "a" / "."])
@@ -183,7 +183,7 @@ def test_runs_of_two_sweeps_keep_their_curves(tmp_path):
 
 def test_long_logs_are_averaged(tmp_path):
     """As in the figure of training losses: one step in several would be noise. The seconds are those of the end."""
-    facts = {"attempt": 1, "tokens_per_second": 8192.0}
+    facts = {"attempt": 1, "attempt_start": 0, "tokens_per_second": 8192.0}
     rows = [{"step": n, "tokens": 4096 * n, "loss": 1.0 + 2 * (n % 2)} | facts for n in range(1, 301)]
     path = put(tmp_path / "sweep", "rope") / "metrics.jsonl"
     path.write_text("".join(json.dumps(with_checksum(row)) + "\n" for row in rows))

@@ -41,7 +41,7 @@ def test_preview_counts_the_time_of_runs_side_by_side_once(tmp_path, monkeypatch
     for job in jobs:
         job.folder.path.mkdir()
         job.folder.write_config(job.run)
-        row = {"step": 1, "attempt": 1, "hash": job.run.hash, "mfu": planning.USUAL_SHARE / turns}
+        row = {"step": 1, "attempt": 1, "attempt_start": 0, "hash": job.run.hash, "mfu": planning.USUAL_SHARE / turns}
         job.folder.append(job.folder.metrics_file, row)
     assert left() == first and "min" in first
 
@@ -57,7 +57,9 @@ def test_a_busy_machine_makes_no_run_slower(tmp_path, monkeypatch, log):
     for job in jobs if log else ():
         job.folder.path.mkdir()
         job.folder.write_config(job.run)
-        job.folder.append(job.folder.metrics_file, {"step": 1, "attempt": 1, "hash": job.run.hash, "mfu": 0.5})
+        job.folder.append(
+            job.folder.metrics_file, {"step": 1, "attempt": 1, "attempt_start": 0, "hash": job.run.hash, "mfu": 0.5}
+        )
 
     def left(stored: float) -> str:
         monkeypatch.setattr(planning, "stored_ceiling", lambda folder, dtype, cores: stored * (cores == 1))
@@ -75,7 +77,9 @@ def test_work_lost_at_a_kill_is_not_done(tmp_path):
     job.folder.write_config(job.run)
 
     def log(step: int) -> None:
-        job.folder.append(job.folder.metrics_file, {"step": step, "attempt": 1, "hash": job.run.hash})
+        job.folder.append(
+            job.folder.metrics_file, {"step": step, "attempt": 1, "attempt_start": 0, "hash": job.run.hash}
+        )
 
     def trained() -> float:
         """The steps that the progress means, as a process sees it that has not looked before."""

@@ -57,6 +57,12 @@ def test_speeds_of_windowed_runs_are_scaled_to_estimates(tmp_path, monkeypatch):
     useful, computed = (flops_per_token(model, 4096, windows) for windows in (True, False))
     job.folder.path.mkdir()
     job.folder.write_config(job.run)
-    row = {"step": 1, "attempt": 1, "hash": job.run.hash, "mfu": planning.USUAL_SHARE * useful / computed}
+    row = {
+        "step": 1,
+        "attempt": 1,
+        "attempt_start": 0,
+        "hash": job.run.hash,
+        "mfu": planning.USUAL_SHARE * useful / computed,
+    }
     job.folder.append(job.folder.metrics_file, row)
     assert useful < computed / 2 and shown().startswith(before.partition(" on this")[0])
