@@ -49,6 +49,10 @@ class Subject:
         last = self.encoding.at_length(longest).max_position
         return longest if last is None else min(longest, last + 1)
 
+    def pair_note(self, words: str) -> str:
+        """Return ", " and `words`, which say how pairs of one distance give one number; "" if they are all alike."""
+        return "" if self.encoding.shift_invariant else f", {words}"
+
     def layer_input(self, n: int) -> tuple[Encoding, jax.Array, jax.Array]:
         """Return the encoding for texts of `n` tokens, their positions and a layer input of zeros [n, m]."""
         zeros = jnp.zeros((n, self.dims.model_dim), jnp.float32)

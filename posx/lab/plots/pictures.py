@@ -73,14 +73,13 @@ def _panels(subject: Subject) -> list[Draw]:
         add(_show, added, "RdBu_r", "added to embeddings", "channel", "position", limit)
         add(_show, added @ added.T, "cividis", "inner products of the added vectors", "position q", "position p")
     if (whole := effects.content_free(subject, min(n, effects.MOST_POSITIONS))) is not None:
-        over, head = "" if subject.encoding.shift_invariant else ", mean over pairs", (len(whole) - 1) // 2
-        values = effects.content_free_by_distance(subject, whole)
-        add(_heads, np.arange(values.shape[1]), values, train_len, f"added to logits{over}", "bias")
+        values, head = effects.content_free_by_distance(subject, whole), (len(whole) - 1) // 2
+        title = f"added to logits{subject.pair_note('mean over pairs')}"
+        add(_heads, np.arange(values.shape[1]), values, train_len, title, "bias")
         seen = np.where(np.tri(whole.shape[1], dtype=bool), whole[head], np.nan)
         add(_show, seen, "cividis", f"added to logits, head {head + 1}", "key j", "query i")
     if (match := effects.match_by_distance(subject)) is not None:
-        over = "" if subject.encoding.shift_invariant else ", last query"
-        title = f"q·k of one vector as query and key{over}"
+        title = f"q·k of one vector as query and key{subject.pair_note('last query')}"
         add(_heads, *match, train_len, title, "mean over unit vectors")
     for part in walk_chain(subject.encoding):
         if isinstance(part, Rope) and part.frequencies == Geometric():  # the bound is of its frequencies

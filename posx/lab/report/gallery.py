@@ -95,10 +95,10 @@ def _curves(name: str, encoding: Encoding, dims: Dims) -> Iterator[dict[str, Any
         yield _curve("inner product of the added vectors", "distance in tokens", np.arange(len(means)), means[None])
     if (whole := effects.content_free(subject, min(subject.num_positions, effects.MOST_POSITIONS))) is not None:
         values = effects.content_free_by_distance(subject, whole)
-        yield _curve("added to logits", "distance in tokens", np.arange(values.shape[1]), values)
+        title = f"added to logits{subject.pair_note('mean over pairs')}"
+        yield _curve(title, "distance in tokens", np.arange(values.shape[1]), values)
     if (match := effects.match_by_distance(subject)) is not None:
-        over = "" if encoding.shift_invariant else ", last query"
-        yield _curve(f"product of a vector with itself{over}", "distance in tokens", *match)
+        yield _curve(f"product of a vector with itself{subject.pair_note('last query')}", "distance in tokens", *match)
     for title, numbers in (
         ("logit scale", effects.logit_scales(subject)), ("weight of the sink", effects.sink_weights(subject)),
     ):  # fmt: skip

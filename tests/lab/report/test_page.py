@@ -227,18 +227,19 @@ def test_the_gallery_shows_all_distances_and_counts_heads():
 @pytest.mark.slow
 def test_the_gallery_has_curves_and_sliders(capsys, tmp_path, monkeypatch):
     """ALiBi's slopes are at the ends of its lines, RoPE's base moves its curve, and NoPE has none."""
-    monkeypatch.setattr(gallery, "ENCODINGS", ("nope", "sinusoidal", "alibi", "rope"))
+    monkeypatch.setattr(gallery, "ENCODINGS", ("nope", "sinusoidal", "alibi", "rope", "tupe"))
     out = tmp_path / "gallery.html"
     code, said, err = tiny.call(
         capsys, "encodings", f"--html={out}", "--num_heads=2", "--model_dim=16", "--train_len=16"
     )
-    assert code == 0 and "4 encodings" in said, err
+    assert code == 0 and "5 encodings" in said, err
     (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', out.read_text("utf-8"), re.S)
-    nope, sinusoidal, alibi, rope = json.loads(text)["encodings"]
+    nope, sinusoidal, alibi, rope, tupe = json.loads(text)["encodings"]
     assert nope["curves"] == [] and nope["note"] == "It acts on nothing." and sinusoidal["curves"]
     (curve,) = alibi["curves"]
     assert [line[-1] for line in curve["lines"]] == pytest.approx([-31 * 2**-4, -31 * 2**-8], rel=1e-3)
-    assert alibi["sliders"] == []
+    assert curve["title"] == "added to logits" and alibi["sliders"] == []
+    assert tupe["curves"][0]["title"] == "added to logits, mean over pairs"
     (base,) = (slider for slider in rope["sliders"] if slider["field"] == "base")
     values = [place["value"] for place in base["places"]]
     assert values == [2500, 5000, 10000, 20000, 40000] and base["at"] == 2
