@@ -27,6 +27,8 @@ from posx.lab.progress import quantity
 
 _SPLIT = re.compile(r"(?:^|\.)(train|validation|valid|val|dev|test)(?=$|[./]|[-_]?\d)")
 _OTHER_NAMES = {"valid": "validation", "val": "validation", "dev": "validation"}
+#: The names of files about a data set. Beside rows or ids they are none of its texts.
+_NOTES = ("readme", "license", "licence")
 #: The form of a hub data set's name: "name" or "owner/name".
 HUB_NAME = re.compile(r"(?!.*\.\.)\w[\w.-]*(/\w[\w.-]*)?")
 PROBE_SECONDS = 1.5
@@ -81,7 +83,8 @@ def _readable(path: Path) -> Iterator[None]:
 def find_files(config: DataConfig, setting: str) -> Files:
     """Find all usable files at the place that `setting` names, a file or folder.
 
-    Files are sorted by name. Hidden files are left out, and those of formats that do not go with the tokenizer.
+    Files are sorted by name. Hidden files are left out, and those of formats that do not go with the tokenizer. So are
+    a README and a license, if other files are not plain text.
     Raises DataError if there is no file, or the only one is empty.
     """
     key, path = f"data.{setting}", Path(getattr(config, setting)).expanduser().absolute()
@@ -113,11 +116,11 @@ def find_files(config: DataConfig, setting: str) -> Files:
         raise DataError(f"{key} '{path}': all files are empty (0 bytes). Name files with text in them.")
     if not usable:
         raise _without_files(f"{key} '{path}'", others, config)
-    left = [
-        _left_out_text(files, why)
-        for files, why in ((broken, "broken links"), (empty, "empty"), (others, f"not of {' '.join(formats)}"))
-        if files
-    ]
+    plain = [file for file in usable if file.suffix.lower() in TEXTS]
+    notes = [file for file in plain if file.stem.lower() in _NOTES and len(plain) < len(usable)]
+    usable = [file for file in usable if file not in notes]
+    reasons = {"broken links": broken, "empty": empty, f"not of {' '.join(formats)}": others, "notes on data": notes}
+    left = [_left_out_text(files, why) for why, files in reasons.items() if files]
     return Files(path, tuple(usable), str(path), "; ".join(left))
 
 

@@ -83,6 +83,17 @@ def test_files_named_by_split(tmp_path):
     assert any("1 file left out" in note and "left out as of an unused split: test.txt" in note for note in found.notes)
 
 
+def test_notes_on_rows_are_no_text(tmp_path):
+    for name in ("README.md", "LICENSE", "more.txt"):
+        write(tmp_path / "texts" / name, name)
+    found = load(tmp_path, tmp_path / "texts")
+    assert sorted(found.train + found.validation) == ["LICENSE", "README.md", "more.txt"]
+    write(tmp_path / "texts" / "rows.jsonl", '{"text": "row"}')
+    found = load(tmp_path, tmp_path / "texts")
+    assert sorted(found.train + found.validation) == ["more.txt", "row"]
+    assert found.notes[0].endswith("': left out as notes on data: LICENSE, README.md"), found.notes
+
+
 def test_a_validation_file_without_training_file_is_told(tmp_path):
     """It is split by hash like all files, and may be trained on. "training" is no name of a split."""
     for name in ("training.txt", "validation.txt"):
