@@ -487,7 +487,7 @@ def test_other_items_at_each_length_make_no_ratio() -> None:
 def test_training_curve_takes_the_last_row_of_a_step(tmp_path: pathlib.Path) -> None:
     start(tmp_path, config())
     (tmp_path / "metrics.jsonl").write_text(
-        logged(3, step=2) + logged(5, step=1) + logged(4, step=2) + '{"step": 3, "lo'
+        logged(3, step=2) + logged(5, step=1, attempt=2) + logged(4, step=2, attempt=2) + '{"step": 3, "lo'
     )
     runs, logs = points.read_training(tmp_path, make_table([]))
     ((run, losses),) = logs.items()
