@@ -158,9 +158,13 @@ def as_lines(made: Iterable[dict[str, Any]]) -> str:
     return "".join(json.dumps(with_checksum(agreeing(one))) + "\n" for one in made)
 
 
+#: The facts in each line of `metrics.jsonl` of a run that was never stopped.
+UNDISTURBED = {"attempt": 1, "attempt_start": 0}
+
+
 def logged(*losses: float | str, **facts: Any) -> str:
     """Lines of `metrics.jsonl` with these losses."""
-    rows = ({"step": step, "attempt": 1, "attempt_start": 0, "loss": loss} | facts for step, loss in enumerate(losses))
+    rows = ({"step": step, "loss": loss} | UNDISTURBED | facts for step, loss in enumerate(losses))
     return "".join(json.dumps(with_checksum(row)) + "\n" for row in rows)
 
 

@@ -13,7 +13,7 @@ from posx.lab.plots import curves
 from posx.lab.plots.convergence import convergence_tables, final_loss, first_reached, smooth_losses
 from posx.lab.plots.points import Logged, read_log, read_training
 from posx.lab.results.table import read_results
-from tests.made_rows import cells, config, row, start, write
+from tests.made_rows import UNDISTURBED, cells, config, logged, row, start, write
 
 WINDOW = 10
 
@@ -69,9 +69,7 @@ def put_runs(folder, rates, planned=100, ends=(), **facts):
         run = folder / f"{name}_L64_s{seed}"
         start(run, made)
         log = log_of(3 + seed - rate * np.arange(end) / 100, range(10, end + 1, 10))
-        lines = (
-            {"step": one.step, "attempt": 1, "attempt_start": 0, "loss": one.loss, "tokens": one.tokens} for one in log
-        )
+        lines = ({"step": one.step, "loss": one.loss, "tokens": one.tokens} | UNDISTURBED for one in log)
         speed = {"tokens_per_second": 128.0 if seed else 64.0}
         (run / "metrics.jsonl").write_text("".join(json.dumps(with_checksum(line | speed)) + "\n" for line in lines))
 
@@ -86,7 +84,8 @@ def attempt_rows(number, losses, start=0):
 ATTEMPTS = {
     "a NaN": ((attempt_rows(1, {20: 3.0, 40: 3.0, 53: "nan"}), attempt_rows(2, {60: 2.0}, 40)), {20: 3, 40: 3, 60: 2}),
     "a NaN and a row": (
-        (attempt_rows(1, {20: 3.0, 40: 3.0, 53: "nan"}), attempt_rows(2, {40: 2.0}, 20)), {20: 3, 40: 2},
+        (attempt_rows(1, {20: 3.0, 40: 3.0, 53: "nan"}), attempt_rows(2, {40: 2.0, 60: 2.0}, 20)),
+        {20: 3, 40: 2, 60: 2},
     ),
     "rows before a NaN at once": (
         (attempt_rows(1, {10: 3.0, 20: 3.0, 30: 3.0}), attempt_rows(2, {25: "nan"}, 10)), {10: 3, 25: None},
@@ -109,6 +108,7 @@ def test_repeated_steps_count_once(tmp_path, repeated):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(with_checksum(row)) + "\n" for row in rows))
     log = read_log(tmp_path)
     assert {row.step: None if math.isnan(row.loss) else row.loss for row in log} == expected
+    assert math.isfinite(final_loss(log, 20)) == (None not in expected.values())
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ def test_a_run_that_ended_with_nan_is_no_target(tmp_path):
     put_runs(tmp_path, {"alibi": 2.0, "rope": 1.0, "t5": 0.5})
     for name in ("rope_L64_s1", "t5_L64_s0", "t5_L64_s1"):
         with (tmp_path / name / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(with_checksum({"step": 101, "attempt": 1, "attempt_start": 0, "loss": "nan"})) + "\n")
+            file.write(logged("nan", step=101))
     runs, logs = read_training(tmp_path, read_results(tmp_path))
     (table,) = convergence_tables(runs, logs)
     found = {

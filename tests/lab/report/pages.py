@@ -8,7 +8,7 @@ import numpy as np
 
 from posx.evaluation.statistics import BLOCK_LEN
 from posx.lab.files.checksums import with_checksum
-from tests.made_rows import as_lines, position_row, row
+from tests.made_rows import UNDISTURBED, as_lines, position_row, row
 
 BLOCKS = 40
 
@@ -28,14 +28,7 @@ def put(folder: Path, kind: str, /, seed: int = 0, name: str = "", lengths=(64, 
         rows.append(position_row(kind, seed) | {"run_id": path.name} | changes)
     (path / "eval.jsonl").write_text(as_lines(rows))
     log = [
-        {
-            "step": n,
-            "attempt": 1,
-            "attempt_start": 0,
-            "tokens": 4096 * n,
-            "loss": 2 + math.exp(-n / 9),
-            "tokens_per_second": 8192.0,
-        }
+        {"step": n, "tokens": 4096 * n, "loss": 2 + math.exp(-n / 9), "tokens_per_second": 8192.0} | UNDISTURBED
         for n in range(10, 60, 10)
     ]
     (path / "metrics.jsonl").write_text("".join(json.dumps(with_checksum(one)) + "\n" for one in log))

@@ -19,7 +19,7 @@ from posx.lab.results.table import read_results
 from tests import tiny
 from tests.lab.commands import refused
 from tests.lab.report.pages import put
-from tests.made_rows import as_lines
+from tests.made_rows import UNDISTURBED, as_lines
 
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -183,7 +183,7 @@ def test_runs_of_two_sweeps_keep_their_curves(tmp_path):
 
 def test_long_logs_are_averaged(tmp_path):
     """As in the figure of training losses: one step in several would be noise. The seconds are those of the end."""
-    facts = {"attempt": 1, "attempt_start": 0, "tokens_per_second": 8192.0}
+    facts = UNDISTURBED | {"tokens_per_second": 8192.0}
     rows = [{"step": n, "tokens": 4096 * n, "loss": 1.0 + 2 * (n % 2)} | facts for n in range(1, 301)]
     path = put(tmp_path / "sweep", "rope") / "metrics.jsonl"
     path.write_text("".join(json.dumps(with_checksum(row)) + "\n" for row in rows))

@@ -9,6 +9,7 @@ from posx.lab.config import base_config, read_sections
 from posx.lab.sweeps import plan as planning
 from posx.lab.sweeps.plan import plan, preview
 from posx.lab.sweeps.schedule import TURNS, Schedule, choose
+from tests.made_rows import UNDISTURBED
 
 
 def test_preview_counts_each_start(tmp_path, monkeypatch):
@@ -41,7 +42,7 @@ def test_preview_counts_the_time_of_runs_side_by_side_once(tmp_path, monkeypatch
     for job in jobs:
         job.folder.path.mkdir()
         job.folder.write_config(job.run)
-        row = {"step": 1, "attempt": 1, "attempt_start": 0, "hash": job.run.hash, "mfu": planning.USUAL_SHARE / turns}
+        row = {"step": 1, "hash": job.run.hash, "mfu": planning.USUAL_SHARE / turns} | UNDISTURBED
         job.folder.append(job.folder.metrics_file, row)
     assert left() == first and "min" in first
 
@@ -57,9 +58,7 @@ def test_a_busy_machine_makes_no_run_slower(tmp_path, monkeypatch, log):
     for job in jobs if log else ():
         job.folder.path.mkdir()
         job.folder.write_config(job.run)
-        job.folder.append(
-            job.folder.metrics_file, {"step": 1, "attempt": 1, "attempt_start": 0, "hash": job.run.hash, "mfu": 0.5}
-        )
+        job.folder.append(job.folder.metrics_file, {"step": 1, "hash": job.run.hash, "mfu": 0.5} | UNDISTURBED)
 
     def left(stored: float) -> str:
         monkeypatch.setattr(planning, "stored_ceiling", lambda folder, dtype, cores: stored * (cores == 1))
@@ -77,9 +76,7 @@ def test_work_lost_at_a_kill_is_not_done(tmp_path):
     job.folder.write_config(job.run)
 
     def log(step: int) -> None:
-        job.folder.append(
-            job.folder.metrics_file, {"step": step, "attempt": 1, "attempt_start": 0, "hash": job.run.hash}
-        )
+        job.folder.append(job.folder.metrics_file, {"step": step, "hash": job.run.hash} | UNDISTURBED)
 
     def trained() -> float:
         """The steps that the progress means, as a process sees it that has not looked before."""

@@ -10,6 +10,7 @@ from posx.lab.model import make_model
 from posx.lab.runs.cost import pass_cost
 from posx.lab.sweeps import plan as planning
 from posx.lab.training.step import flops_per_token
+from tests.made_rows import UNDISTURBED
 
 HEADS, HEAD_DIM = 2, 24
 MASKS = {
@@ -57,12 +58,6 @@ def test_speeds_of_windowed_runs_are_scaled_to_estimates(tmp_path, monkeypatch):
     useful, computed = (flops_per_token(model, 4096, windows) for windows in (True, False))
     job.folder.path.mkdir()
     job.folder.write_config(job.run)
-    row = {
-        "step": 1,
-        "attempt": 1,
-        "attempt_start": 0,
-        "hash": job.run.hash,
-        "mfu": planning.USUAL_SHARE * useful / computed,
-    }
+    row = {"step": 1, "hash": job.run.hash, "mfu": planning.USUAL_SHARE * useful / computed} | UNDISTURBED
     job.folder.append(job.folder.metrics_file, row)
     assert useful < computed / 2 and shown().startswith(before.partition(" on this")[0])
