@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import os
 import re
+import shlex
 import socket
 import threading
 import urllib.parse
@@ -133,7 +134,7 @@ def _conversion_hint(path: Path) -> str:
     """Return how to get a file that posx reads."""
     tools = {".gz": "gunzip --keep", ".zst": "zstd --decompress", ".xz": "unxz --keep", ".bz2": "bunzip2 --keep"}
     if path.suffix.lower() in tools:
-        return f"It is compressed. Unpack it: {tools[path.suffix.lower()]} '{path}'"
+        return f"It is compressed. Unpack it: {tools[path.suffix.lower()]} {shlex.quote(str(path))}"
     if path.suffix.lower() == ".npz":
         return "It holds several arrays. Write the token ids as one: np.save('ids.npy', ids)"
     return f"It reads {FORMATS} files."

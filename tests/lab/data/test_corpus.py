@@ -239,6 +239,7 @@ BAD = [
     bad("a.npy", b"\x93NUMPY", "format of token ids, but data.tokenizer=bytes reads text"),
     bad("a.npy", b"cos\nsystem\n.", "does not have NumPy's format", tokenizer="ids", vocab_size=9),
     bad("a.gz", b"\x1f\x8b", "is compressed. Unpack it: gunzip --keep"),
+    bad("Bob's.gz", b"\x1f\x8b", """gunzip --keep '.*/Bob'"'"'s.gz'$"""),
     bad("a.png", b"\x89PNG", "format that posx does not read. It reads .txt"),
     bad("a.jsonl", b'{"text": "x"}\n{"text": }\n', "line 2 is not JSON"),
     bad("a.jsonl", b'{"text": "x"}\n\n{"body": "x", "id": 1}\n', "line 3 has no column 'text' .*'body', 'id'"),
