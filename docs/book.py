@@ -22,7 +22,7 @@ from typing import Any
 from docs.tracked import DIMS, GROUPS, TEXTS, paper, table
 from experiments import tables
 from experiments.leaderboard import leaderboard
-from experiments.tables import HERE, load, over_nope
+from experiments.tables import HERE, Run, load, over_nope
 from posx.contract import Encoding, parts
 from posx.encodings import ENCODINGS, build, encoding_name, from_spec
 from posx.lab import plots, report
@@ -109,7 +109,9 @@ def _escaped(line: str) -> str:
     )
 
 
-_cells = functools.cache(leaderboard.load_cells)
+@functools.cache
+def _cells() -> list[Run]:
+    return load("leaderboard", "cells")
 
 
 @functools.cache

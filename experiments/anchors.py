@@ -23,6 +23,7 @@ from pathlib import Path
 
 from experiments.tables import HERE, Run, Seeds, by_setting, load, markdown, row_tables
 from posx.evaluation.protocols import Nonoverlapping
+from posx.lab.config.sections import CLASSIC
 from posx.lab.plots import look
 from posx.lab.plots.curves import ratio
 
@@ -70,6 +71,12 @@ class Anchor:
         return f"no: {self.differs}" if self.differs else "yes"
 
 
+def runs_of(study: str) -> list[Run]:
+    """Return the runs of a study's table. The ten stand in that of their own study, not in the leaderboard's."""
+    own = load(study, STUDIES[study])
+    return own if study == DRAWN else [run for run in own if run["encoding"] not in CLASSIC]
+
+
 def load_anchors() -> list[Anchor]:
     return [Anchor(**entry) for entry in tomllib.loads(FILE.read_text(encoding="utf-8"))["anchor"]]
 
@@ -113,7 +120,7 @@ def draw(target: Path) -> None:
     These are thin grey lines with the mark of their encoding, named at their ends. Names at about the same k are moved
     apart.
     """
-    made = row_tables(load(DRAWN, STUDIES[DRAWN]))
+    made = row_tables(runs_of(DRAWN))
     (panel,) = (one.panel for one in made if one.panel and one.panel.protocol == Nonoverlapping.name)
     curves, last = {curve.label: curve for curve in panel.curves}, max(panel.rows.eval_len) / panel.train_len
     drawn = [(name, one) for one in load_anchors() if one.drawn for name in one.perplexity if name in curves]
@@ -153,7 +160,7 @@ def main(words: Sequence[str]) -> None:
     match words:
         case ["table", study] if study in STUDIES:
             head = ["encoding", "source", *(f"R_{k}" for k in FACTORS), "same protocol"]
-            print(markdown(head, table(load(study, STUDIES[study]), load_anchors())))
+            print(markdown(head, table(runs_of(study), load_anchors())))
         case ["draw"]:
             draw(HERE / DRAWN / "ratio.png")
         case _:

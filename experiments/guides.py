@@ -23,15 +23,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.memory import summarise
-from configs.leaderboard import CONTROLS
 from experiments.cost.cost import REPORTS
-from experiments.leaderboard.leaderboard import (
-    Entry,
-    difference,
-    entries_of,
-    load_cells,
-    multiplier,
-)
+from experiments.leaderboard.leaderboard import Entry, difference, entries_of, multiplier
 from experiments.recipe.recipe import cells_of, records
 from experiments.tables import (
     SLIDING,
@@ -190,7 +183,7 @@ def rates(entries: dict[str, Entry]) -> str:
 
 def settings() -> str:
     """Return perplexity at L and R_16 of the encodings that were run in other settings too."""
-    parts = ((STUDY, "study"), ("recipe", "without"), ("recipe", "budget"), ("quick", None))
+    parts = (("leaderboard", "cells"), ("recipe", "without"), ("recipe", "budget"), ("quick", None))
     found, body = [by_setting(load(*part)) for part in parts], []
     for name in ("t5", "shaw", "transformer_xl", "rope", "alibi", "sinusoidal", "nope"):
         each = [Seeds(runs[name]) if name in runs else None for runs in found]
@@ -251,9 +244,9 @@ def protocols(study: Study) -> str:
     return markdown(["encoding", "seeds", "R_16, non-overlapping", "R_16, sliding"], body)
 
 
-def pairs(study: Study, entries: dict[str, Entry]) -> str:
+def pairs(study: Study) -> str:
     """Return comparisons of two encodings whose ratio depends on the protocol."""
-    body = []
+    entries, body = entries_of(load(STUDY, "study")), []
     for a, b, k in (("deberta", "shaw", 2), ("shaw", "transformer_xl", 16)):
         cells = [judged(*(study[name, protocol].at(k)[:3] for name in (a, b))) for protocol in (WINDOWS, SLIDING)]
         body.append([f"`{a}` over `{b}`", f"{k} L", *cells])
@@ -320,15 +313,14 @@ def position_rates() -> str:
 
 def main(words: Sequence[str]) -> None:
     """Print the tables of one page."""
-    # The controls ran with another schedule.
-    entries = {name: entry for name, entry in entries_of(load_cells()).items() if name not in CONTROLS}
+    entries = entries_of(load("leaderboard", "cells"))
     match words:
         case ["choose"]:
             parts = (lasting, corrected, failing, costs, rates)
             print(*(part(entries) for part in parts), settings(), second_text(), bases(), recall(entries), sep="\n\n")
         case ["compare"]:
             study = load_study()
-            print(protocols(study), pairs(study, entries), small_samples(study), one_seed(entries), sep="\n\n")
+            print(protocols(study), pairs(study), small_samples(study), one_seed(entries), sep="\n\n")
             print("", same_encoding(entries, 1), same_encoding(entries, 8), "", position_rates(), sep="\n")
         case _:
             raise SystemExit(__doc__)

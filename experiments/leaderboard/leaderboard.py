@@ -3,10 +3,9 @@
     python -m experiments.tables collect runs/leaderboard cells 4096 >> experiments/leaderboard/runs.jsonl
     python -m experiments.leaderboard.leaderboard table
     python -m experiments.leaderboard.leaderboard claims
-    python -m experiments.leaderboard.leaderboard anew
 
-The runs are those of the part `cells` of `runs.jsonl`, and those of the ten encodings of `train_short_test_long`, which
-ran with the same settings. Two runs on the same targets are paired by the sums of their losses over blocks of 4,096.
+The runs are those of the part `cells` of `runs.jsonl`. Two runs on the same targets are paired by the sums of their
+losses over blocks of 4,096.
 
 `table` prints Markdown: PPL at L and R_k = PPL(kL) / PPL(L), means and standard deviations over seeds; the last length
 up to which PPL stays within 1 % of that at L, for the lowest and the highest seed, with ">=" if it is the longest
@@ -22,8 +21,6 @@ five seeds of each, and corrects for the number of comparisons.
 `claims` compares `claims.toml` with that difference and its interval. "below" and "above" are confirmed if the whole
 interval lies on their side of 0, "level" if it lies within 1 %. They are contradicted if it lies on the other side, or
 outside 1 %, and open if it reaches both. Perplexities of one encoding at two lengths are compared seed by seed.
-
-`anew` sets the runs of the part `anew`, which have the present schedule, beside the older ones of the same seeds.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ import math
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from experiments.tables import (
@@ -41,7 +38,6 @@ from experiments.tables import (
     Seeds,
     by_setting,
     cell,
-    coarser,
     length_name,
     load,
     markdown,
@@ -49,22 +45,12 @@ from experiments.tables import (
     over_nope,
     ratio_text,
 )
-from posx.evaluation.differences import loss_difference, student
+from posx.evaluation.differences import loss_difference
 
-BLOCK = 4096
 FACTORS = (2, 4, 8, 16)
 RIVALS = ("alibi", "rope")
 LEVEL = 0.01  # nats, so 1 % of perplexity
 CLAIMS = HERE / "leaderboard" / "claims.toml"
-
-
-def load_cells() -> list[Run]:
-    """Return the runs of the leaderboard and those of the study of the ten, all in blocks of 4,096 targets."""
-    ten = [
-        run | {"rows": [row | coarser(row, BLOCK) for row in run["rows"]]}
-        for run in load("train_short_test_long", "study")
-    ]
-    return load("leaderboard", "cells") + ten
 
 
 class Entry(Seeds):
@@ -161,31 +147,6 @@ def claims(cells: Sequence[Run], published: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def anew(cells: Sequence[Run], again: Sequence[Run]) -> str:
-    """Return perplexity at L, R_4 and R_8 of the older runs and of those that were trained again, as Markdown.
-
-    The last column is the mean over seeds of the new loss at L less the older one of its seed, as a ratio. The last
-    line has the mean of these over encodings, with its 95 % interval over encodings.
-    """
-    before, both = entries_of(cells), dict[str, list[Entry]]()
-    for name, new in entries_of(again).items():
-        seeds = {run["seed"] for run in before[name].runs} & {run["seed"] for run in new.runs}
-        if seeds:
-            both[name] = [Entry([run for run in one.runs if run["seed"] in seeds]) for one in (before[name], new)]
-    body, changes = [], []
-    for name in sorted(both, key=lambda name: fmean(both[name][1].values("ppl"))):
-        columns = ([cell(one.values("ppl")), *map(one.ratio, (4, 8))] for one in both[name])
-        pairs = [text for pair in zip(*columns, strict=True) for text in pair]
-        old, new = (fmean(one.values("nll")) for one in both[name])
-        changes.append(new - old)
-        body.append([f"`{name}`", str(len(both[name][0].runs)), *pairs, f"{math.expm1(changes[-1]):+.1%}"])
-    half = student(0.05, len(changes) - 1) * stdev(changes) / math.sqrt(len(changes))
-    middle, *ends = (f"{math.expm1(fmean(changes) + end):+.2%}" for end in (0, -half, half))
-    body.append(["all", "", *[""] * 6, f"{middle} ({' to '.join(ends)})"])
-    head = ["encoding", "seeds", *(text for what in ("PPL at L", "R_4", "R_8") for text in (f"{what}, older", "anew"))]
-    return markdown([*head, "at L"], body)
-
-
 def judged(claimed: str, low: float, high: float) -> str:
     """Return the verdict on a difference in nats that lies between `low` and `high`."""
     inside, outside = {
@@ -200,11 +161,9 @@ def main(words: Sequence[str]) -> None:
     """Run one of the two commands."""
     match words:
         case ["table"]:
-            print(table(load_cells(), over_nope(load("leaderboard", file="steps.jsonl"))))
+            print(table(load("leaderboard", "cells"), over_nope(load("leaderboard", file="steps.jsonl"))))
         case ["claims"]:
-            print(claims(load_cells(), tomllib.loads(CLAIMS.read_text())["claim"]))
-        case ["anew"]:
-            print(anew(load_cells(), load("leaderboard", "anew")))
+            print(claims(load("leaderboard", "cells"), tomllib.loads(CLAIMS.read_text())["claim"]))
         case _:
             raise SystemExit(__doc__)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from configs.scaling import ENCODINGS, FACTORS
+from configs.scaling import ENCODINGS, FACTORS, get_config
 from experiments.tables import Run, Seeds, by_part, by_setting, load
 
 DRAWS = 10_000
@@ -54,8 +54,10 @@ class Cell(NamedTuple):
 
 
 def load_runs() -> list[Run]:
-    """Return the runs of all parts. The leaderboard shares the settings of the cell `LEADERBOARD`."""
-    shared = (run for run in load("leaderboard", "anew") if run["encoding"] in ENCODINGS)
+    """Return the runs of all parts. The cell `LEADERBOARD` has the leaderboard's runs of its encodings and seeds."""
+    cell = get_config(LEADERBOARD).sweep
+    runs = load("leaderboard", "cells")
+    shared = (run for run in runs if run["encoding"] in ENCODINGS and run["seed"] in cell.seeds)
     return [*(run | {"part": LEADERBOARD} for run in shared), *load("scaling")]
 
 

@@ -13,8 +13,13 @@ def of_markdown(text):
 @functools.cache
 def bodies(study):
     """Return the cells of each table of a study's README, without their heads."""
+    return tables_of((HERE / study / "README.md").read_text())
+
+
+def tables_of(text):
+    """Return the cells of each table in a text of Markdown, without their heads."""
     tables, lines = [], []
-    for line in [*(HERE / study / "README.md").read_text().splitlines(), ""]:
+    for line in [*text.splitlines(), ""]:
         if line.startswith("|"):
             lines.append(line)
         elif lines:

@@ -8,7 +8,6 @@ import pytest
 
 from experiments import anchors
 from experiments.leaderboard import leaderboard
-from experiments.tables import load
 from posx.encodings.grammar import parse
 from posx.evaluation.protocols import PROTOCOLS
 from tests.experiments.readme import bodies
@@ -54,7 +53,7 @@ def test_claims_quote_the_anchors():
 
 @pytest.mark.parametrize(("study", "number"), [("train_short_test_long", 4), ("leaderboard", -1)])
 def test_tables_beside_the_studies(study, number):
-    lines = anchors.table(load(study, anchors.STUDIES[study]), ANCHORS)
+    lines = anchors.table(anchors.runs_of(study), ANCHORS)
     assert bodies(study)[number] == lines
     assert all(re.fullmatch(r"([\d.,]+ / [\d.,]+( \(k = [\d.]+\))?)?", cell) for line in lines for cell in line[2:6])
 
