@@ -8,6 +8,7 @@ import pytest
 from configs import leaderboard as config
 from experiments.leaderboard import leaderboard as board
 from posx.errors import ConfigError
+from posx.evaluation.statistics import BLOCK_LEN
 
 BLOCKS = 64
 TEXT = np.random.default_rng(0).normal(1.5, 0.1, BLOCKS)  # how hard each block is, the same for all
@@ -26,8 +27,8 @@ def cells(encoding, seeds, at_train, at_double):
 def row(nll, length):
     return {
         "protocol": "nonoverlapping", "eval_len": length, "status": "ok", "nll": nll, "targets": "t",
-        "num_targets": BLOCKS * board.BLOCK, "block_len": board.BLOCK,
-        "block_nll": ((TEXT - TEXT.mean() + nll) * board.BLOCK).tolist(),
+        "num_targets": BLOCKS * BLOCK_LEN, "block_len": BLOCK_LEN,
+        "block_nll": ((TEXT - TEXT.mean() + nll) * BLOCK_LEN).tolist(),
     }  # fmt: skip
 
 
