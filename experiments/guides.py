@@ -210,7 +210,7 @@ def bases() -> str:
     return markdown(["RoPE's base", "R_1.5", "R_2", "R_16"], body)
 
 
-Study = dict[tuple[str, str], Seeds]
+Study = dict[tuple[str, str], Entry]
 
 
 def recall(entries: dict[str, Entry]) -> str:
@@ -228,7 +228,7 @@ def recall(entries: dict[str, Entry]) -> str:
 def load_study() -> Study:
     """Return the rows of the study of the ten by encoding and protocol."""
     found = by_setting(load(STUDY, "study"))
-    return {(name, rule): Seeds(runs, rule) for name, runs in found.items() for rule in (WINDOWS, SLIDING)}
+    return {(name, rule): Entry(runs, rule) for name, runs in found.items() for rule in (WINDOWS, SLIDING)}
 
 
 def protocols(study: Study) -> str:
@@ -246,13 +246,14 @@ def protocols(study: Study) -> str:
 
 def pairs(study: Study) -> str:
     """Return comparisons of two encodings whose ratio depends on the protocol."""
-    entries, body = entries_of(load(STUDY, "study")), []
+    body = []
     for a, b, k in (("deberta", "shaw", 2), ("shaw", "transformer_xl", 16)):
         cells = [judged(*(study[name, protocol].at(k)[:3] for name in (a, b))) for protocol in (WINDOWS, SLIDING)]
         body.append([f"`{a}` over `{b}`", f"{k} L", *cells])
     for a, b, k in (("nope", "rope", 2), ("rope", "sinusoidal", 16)):
-        windows = ratio_text(*(difference(entries[a], k, entries[b], k) or (0, 0)))
-        gaps = [x - y for x, y in zip(far(entries[a], k // 2), far(entries[b], k // 2), strict=True)]
+        one, other = study[a, WINDOWS], study[b, WINDOWS]
+        windows = ratio_text(*(difference(one, k, other, k) or (0, 0)))
+        gaps = [x - y for x, y in zip(far(one, k // 2), far(other, k // 2), strict=True)]
         each = ", ".join(f"{math.exp(gap):.2f}" for gap in gaps)
         body.append([f"`{a}` over `{b}`", f"{k} L", windows, f"far half, five seeds: {each}"])
     return markdown(["perplexity", "windows", "non-overlapping", "sliding, or far half"], body)
