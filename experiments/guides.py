@@ -1,4 +1,4 @@
-"""Print the tables of two pages of the documentation: docs/guides/choose.md and docs/guides/compare.md.
+"""Print the tables, and a few sentences, of two pages: docs/guides/choose.md and docs/guides/compare.md.
 
     python -m experiments.guides choose
     python -m experiments.guides compare
@@ -129,7 +129,7 @@ def failing(entries: dict[str, Entry]) -> str:
 
 
 def corrected(entries: dict[str, Entry]) -> str:
-    """Return the verdicts against RoPE at L on the methods that have enough seeds, with p after Holm's correction."""
+    """Say the verdicts against RoPE at L on the methods that have enough seeds, with p after Holm's correction."""
     names = [name for name in entries if name != "rope"]
     verdicts = judge([loss_difference(entries[name].at(1), entries["rope"].at(1)) for name in names])
     found = [
@@ -137,8 +137,8 @@ def corrected(entries: dict[str, Entry]) -> str:
         for name, (_, method) in zip(names, verdicts, strict=True)
         if method.adjusted_p is not None
     ]
-    told = ", ".join(f"{name} {word} (p = {p:.2g})" for p, name, word in sorted(found))
-    return f"{told}; {len(names) - len(found)} have too few seeds"
+    told = ", ".join(f"`{name}` {word} (p = {p:.2g})" for p, name, word in sorted(found))
+    return f"{told}. The other {len(names) - len(found)} entries have too few seeds."
 
 
 def memory_over_nope(length: int = 16384) -> dict[str, str]:
@@ -267,7 +267,7 @@ def same_encoding(entries: dict[str, Entry], factor: int) -> str:
             for pair in itertools.combinations(entry.at(factor), 2):
                 gap = loss_difference(*([row] for row in pair))
                 found.append(abs(gap.mean) > gap.half)
-    return f"{sum(found)} of {len(found)} pairs at {factor} L"
+    return f"{sum(found)} of {len(found)} pairs at {length_name(factor)}"
 
 
 def one_seed(entries: dict[str, Entry]) -> str:
@@ -313,7 +313,7 @@ def position_rates() -> str:
 
 
 def main(words: Sequence[str]) -> None:
-    """Print the tables of one page."""
+    """Print the tables and sentences of one page."""
     entries = entries_of(load("leaderboard", "cells"))
     match words:
         case ["choose"]:
