@@ -41,7 +41,6 @@ from experiments.tables import (
 )
 from experiments.tasks import tasks
 from posx.evaluation.differences import (
-    NOT_SEPARATED,
     Difference,
     error_over_text,
     errors_over_seeds,
@@ -133,17 +132,15 @@ def corrected(entries: dict[str, Entry]) -> str:
     """Say the verdicts against RoPE at L on the methods that have enough seeds, with p after Holm's correction."""
     names = [name for name in entries if name != "rope"]
     verdicts = judge([loss_difference(entries[name].at(1), entries["rope"].at(1)) for name in names])
-    found: dict[str, list[tuple[float, str]]] = {"worse": [], "better": [], NOT_SEPARATED: []}
-    for name, (_, method) in zip(names, verdicts, strict=True):
-        if method.adjusted_p is not None:
-            found[method.word].append((method.adjusted_p, name))
-    told = [
-        f"{word.capitalize()}: {', '.join(f'`{name}` (p = {p:.2g})' for p, name in sorted(group))}."
-        for word, group in found.items()
-        if group
+    found = [
+        (method.word, method.adjusted_p, name)
+        for name, (_, method) in zip(names, verdicts, strict=True)
+        if method.adjusted_p is not None
     ]
-    rest = len(names) - sum(map(len, found.values()))
-    return " ".join([*told, f"The other {rest} entries have too few seeds."])
+    told = []
+    for word, group in itertools.groupby(sorted(found), key=lambda one: one[0]):
+        told.append(f"{word.capitalize()}: {', '.join(f'`{name}` (p = {p:.2g})' for _, p, name in group)}.")
+    return " ".join([*told, f"The other {len(names) - len(found)} entries have too few seeds."])
 
 
 def memory_over_nope(length: int = 16384) -> dict[str, str]:
