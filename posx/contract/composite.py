@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,8 +36,13 @@ class Composite(Encoding):
     "n" are named "n.x".
     """
 
-    #: `score` turns mapped vectors on. In a chain, no later part may map queries or keys, and none may have a decay.
-    last_map: ClassVar[bool] = False
+    @property
+    def last_map(self) -> bool:
+        """Whether `score` turns mapped vectors on: its own, or that of a part.
+
+        In a chain, no later part may map queries or keys, and none may have a decay.
+        """
+        return any(isinstance(part, Composite) and part.last_map for part in self.named_parts().values())
 
     def named_parts(self) -> dict[str, Encoding]:
         """Return the parts by name: the encodings in fields, if a subclass does not say otherwise."""

@@ -111,3 +111,6 @@ def test_pairs_whose_maps_do_not_compose_are_refused():
         if message := refusal(*pair):
             with pytest.raises(ConfigError, match=message):
                 posx.build([CASES[name] for name in pair], DIMS)
+    for mover in MOVERS:
+        with pytest.raises(ConfigError, match="changes the scores of vectors that it rotates"):
+            posx.build([f"dape(base={mover})", "rope"], DIMS)
