@@ -91,21 +91,25 @@ def orders(pairs: Iterable[tuple[Cell, Cell]]) -> str:
     body = []
     for one, other in pairs:
         for factor, what in ((1, "PPL at L"), (4, "R_4"), (8, "R_8")):
-            middle, low, high = tau(one, other, factor)
             own = (tau_of_single_seeds(each, each, factor) for each in (one, other))
             inside = [
                 f"{title} ({len(names)}): {tau(pick(one, names), pick(other, names), factor)[0]:.2f}"
                 for title, names in groups(one, other, factor).items() if len(names) > 2
             ]  # fmt: skip
             body.append([
-                f"{one.name} and {other.name}", what,
-                f"{middle:.2f}" + ("" if math.isnan(low) else f" ({low:.2f} to {high:.2f})"),
+                f"{one.name} and {other.name}", what, with_interval(tau(one, other, factor)),
                 f"{tau_of_single_seeds(one, other, factor):.2f}",
                 ", ".join("-" if math.isnan(each) else f"{each:.2f}" for each in own),
                 ", ".join(inside) or "-", "; ".join(swaps(one, other, factor)) or "none",
             ])  # fmt: skip
     head = ["cells", "order of", "tau", "single seeds", "in each cell", "within groups", "change places"]
     return markdown(head, body)
+
+
+def with_interval(found: tuple[float, float, float]) -> str:
+    """Return tau and its interval as text, or tau alone if a cell has a single seed."""
+    middle, low, high = found
+    return f"{middle:.2f}" + ("" if math.isnan(low) else f" ({low:.2f} to {high:.2f})")
 
 
 def stated(anchor: Anchor, name: str, factor: int) -> float:
@@ -228,10 +232,13 @@ def claims(cells: Sequence[Cell]) -> Iterator[tuple[str, str, str, str]]:
         places = f"{one[0]} x {one[1]}, {other[0]} x {other[1]}"
         if one not in found or other not in found:
             return (text, places, "-", "not run")
-        changed = swaps(found[one], found[other], factor)
-        middle, low, high = tau(found[one], found[other], factor)
-        verdict = "refuted" if changed else "confirmed" if low > HOLDS else "open"
-        return (text, places, f"tau {middle:.2f} ({low:.2f} to {high:.2f})", verdict)
+        here = tau(found[one], found[other], factor)
+        verdict = "confirmed" if here[1] > HOLDS else "open"
+        if swaps(found[one], found[other], factor):
+            verdict = "refuted"
+        if math.isnan(here[1]):
+            verdict = "too few seeds"
+        return (text, places, f"tau {with_interval(here)}", verdict)
 
     for text, factor in (("the order at L holds", 1), ("the order beyond L holds", 4)):
         for one, other in ((64, 128), (128, 256), (64, 256)):

@@ -38,6 +38,8 @@ def test_equal_orders_are_confirmed_and_a_clear_swap_refutes():
     swapped = cell(levels[[1, 0, *range(2, 12)]], ratios, width=128, noise=0.003)
     assert swaps(small, swapped, 1) == ["`e0` and `e1`"] and not swaps(small, swapped, 4)
     assert next(claims([small, swapped]))[3] == "refuted"
+    alone = swapped._replace(values=swapped.values[:, :1])
+    assert next(claims([small, alone]))[2:] == ("tau 0.97", "too few seeds")
 
 
 def test_cells_are_compared_by_name():
