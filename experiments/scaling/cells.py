@@ -21,8 +21,8 @@ APART = {1: 0.02, 4: 0.10, 8: 0.10}
 NEAR, LASTING = 1.10, 1.05
 #: The cell whose settings are those of the leaderboard.
 LEADERBOARD = "128x64"
-#: Widths 64 and 256 with the steps of width 128.
-EQUAL_STEPS = ("64x64-steps", "256x64-steps")
+#: Cells of widths 64 and 256 with the steps of width 128.
+EQUAL_STEPS = ("64x64-steps", "64x256-steps", "256x64-steps")
 #: These, and width 64 on source code, and on novels in tokens of a BPE.
 CONTROLS = (*EQUAL_STEPS, "64x64-stdlib", "64x64-bpe")
 
@@ -81,7 +81,8 @@ def read_cells(runs: Sequence[Run], controls: Sequence[str] = ()) -> list[Cell]:
                 if len(found_here := seeds.values("ppl", factor)) == len(common):
                     values[line, :, column] = found_here
         params = fmean(run["num_params"] for own in by_name.values() for run in own.values())
-        name = f"{width}, {control or f'L = {length}'}"
+        shown = f"L = {length}" if length > 64 or not control else None
+        name = ", ".join(filter(None, (str(width), shown, control)))
         cells.append(Cell(width, length, tuple(by_name), values, params, name, bool(control)))
     return sorted(cells, key=lambda cell: (cell.train_len, cell.width, cell.name))
 
@@ -184,9 +185,12 @@ def swaps(one: Cell, other: Cell, factor: int) -> list[str]:
 
 
 def pairs_of(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:
-    """Yield the pairs of cells that differ in the width or in the training length alone. A control differs in more."""
+    """Yield the pairs of cells that differ in the width or in the training length alone.
+
+    A control differs in its steps too, but not from a control of the same width.
+    """
     for one, other in itertools.combinations(cells, 2):
-        same_width = one.width == other.width and not (one.is_control or other.is_control)
+        same_width = one.width == other.width and one.is_control == other.is_control
         if one.train_len == other.train_len or same_width:
             yield one, other
 

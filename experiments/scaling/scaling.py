@@ -9,11 +9,13 @@
     python -m experiments.scaling.scaling slopes
     python -m experiments.scaling.scaling claims
     python -m experiments.scaling.scaling controls
+    python -m experiments.scaling.scaling multiples
     python -m experiments.scaling.scaling published
     python -m experiments.scaling.scaling figure
 
 A part of the data file is a cell of the study, named WIDTHxL. A control is named WIDTHxL-WHAT and differs in one thing:
-`heads`, `steps`, `offset`, `stdlib` or `bpe`. The parts of `RATES` try learning rates.
+`heads`, `steps`, `offset`, `stdlib`, `bpe` or `times1`. `steps-times1` differs in two. The parts of `RATES` try
+learning rates.
 """
 
 from __future__ import annotations
@@ -60,10 +62,16 @@ TEXTS = ("64, L = 64", "64, stdlib", "64, bpe")
 #: The parts that try learning rates: widths 64 and 32, and widths 32 and 256 with the steps of width 64.
 RATES = ("rates", "rates32", "rates32-steps", "rates256-steps")
 REFERENCE = "rope"
+#: By cell the parts with T5 at its multiple of the learning rate, 10, and at 1. The last is of the study of recipes.
+T5_PARTS = {
+    "64": ("64x64", "64x64-times1"), "64, 1,200 steps": ("64x64-steps", "64x64-steps-times1"),
+    "128": (LEADERBOARD, "t5_times_1"),
+}  # fmt: skip
 #: The cells of the figure with their names there, in groups. Lines join the cells of a group.
 FIGURE = {
     "width, 1,200 steps": {"64, steps": "64", "128, L = 64": "128", "256, steps": "256\nn = 1"},
     "L at width 64": {"64, L = 64": "64", "64, L = 128": "128", "64, L = 256": "256"},
+    "L at width 128": {"128, L = 64": "64", "128, L = 256": "256\nn = 1"},
     "text at width 64": {"64, stdlib": "code", "64, L = 64": "novels", "64, bpe": "BPE"},
 }
 
@@ -205,6 +213,16 @@ def controls(runs: Sequence[Run]) -> str:
     return markdown(["encoding", *columns], body)
 
 
+def multiples(runs: Sequence[Run]) -> str:
+    """Return T5's perplexity at L, R_4 and R_8 if its table learns at 10 times the rate or at it, as Markdown."""
+    parts, body = by_part(runs), []
+    for name, members in T5_PARTS.items():
+        each = [Seeds(by_setting([run for run in parts[part] if run["encoding"] == "t5"])["t5"]) for part in members]
+        numbers = ([one.values("ppl"), one.ratios(4), one.ratios(8)] for one in each)
+        body.append([name, *map(cell, itertools.chain(*numbers))])
+    return markdown(["cell", "10: PPL at L", "R_4", "R_8", "1: PPL at L", "R_4", "R_8"], body)
+
+
 def rates(runs: Sequence[Run]) -> str:
     """Return perplexity at L by encoding and learning rate, over that at the rate of the rule, as Markdown."""
     found: dict[str, dict[float, float]] = {}
@@ -273,13 +291,13 @@ def figure(cells: Sequence[Cell], anchors: Sequence[Anchor], path: Path) -> None
     here = next(one for one in cells if one.part == LEADERBOARD)
     looks = {name: made for (name, _), made in palette.looks([(name, "") for name in here.encodings]).items()}
     with look.style():
-        drawn, axes = plt.subplots(1, 3, figsize=(15, 5.2), layout="constrained", width_ratios=(1.2, 1.2, 0.8))
+        drawn, axes = plt.subplots(1, 3, figsize=(17, 5.2), layout="constrained", width_ratios=(1.3, 1.3, 0.7))
         for axis, factor in zip(axes, (1, 4), strict=False):
             ticks, right = dict[float, str](), -1.5
             for title, group in FIGURE.items():
                 places = [right + 1.5 + number for number in range(len(group))]
                 ticks |= zip(places, group.values(), strict=True)
-                below = {"xycoords": ("data", "axes fraction"), "ha": "center"}
+                below = {"xycoords": ("data", "axes fraction"), "ha": "center", "fontsize": 8}
                 axis.annotate(title, (sum(places) / len(places), -0.13), **below)
                 right = places[-1]
                 joined = align(*(found[name] for name in group))
@@ -292,7 +310,7 @@ def figure(cells: Sequence[Cell], anchors: Sequence[Anchor], path: Path) -> None
                     line[0].set_label(name if not places[0] else None)
                     for at, values in zip(places, each, strict=True):
                         axis.plot([at] * len(values), values, "o", markersize=1.8, color=style.color)
-            axis.set_xticks(list(ticks), ticks.values(), size=8)
+            axis.set_xticks(list(ticks), ticks.values(), size=7)
             look.log_axis(axis, [float(value) for line in axis.lines for value in line.get_ydata()])
         ours = dict(zip(here.encodings, np.exp(score(here.values, 4)), strict=True))
         for anchor in anchors:
@@ -322,6 +340,8 @@ def main(words: Sequence[str]) -> None:
             print(*(rates(load("scaling", part)) for part in RATES), sep="\n\n")
         case ["controls"]:
             print(controls(load_runs()))
+        case ["multiples"]:
+            print(multiples([*load_runs(), *load("recipe", "t5_times_1")]))
         case ["table"]:
             print(table(read_cells(load_runs())))
         case ["orders"]:

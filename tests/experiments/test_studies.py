@@ -122,14 +122,15 @@ def test_sizes():
     design, equal = cells.read_cells(runs), cells.read_cells(runs, cells.EQUAL_STEPS)
     first, *texts = cells.named_cells(runs, scaling.TEXTS)
     made = [
-        None, scaling.orders(cells.pairs_of(equal)), scaling.table(design), scaling.slopes(equal),
+        None, None, scaling.multiples([*runs, *load("recipe", "t5_times_1")]),
+        scaling.orders(cells.pairs_of(equal)), scaling.table(design), scaling.slopes(equal),
         scaling.orders((first, one) for one in texts), scaling.table([first, *texts]),
         scaling.published(equal, anchors.load_anchors()), scaling.controls(runs), None,
         *(scaling.rates(load("scaling", part)) for part in scaling.RATES),
     ]  # fmt: skip
     for number, table in enumerate(made):
         assert table is None or bodies("scaling")[number] == of_markdown(table), number
-    assert bodies("scaling")[14] == list(map(list, scaling.claims(design)))
+    assert bodies("scaling")[16] == list(map(list, scaling.claims(design)))
 
 
 def test_hidden_patches_of_pictures():
