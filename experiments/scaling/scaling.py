@@ -201,6 +201,7 @@ def controls(runs: Sequence[Run]) -> str:
     columns = {
         "width 64": "64x64", "64, four heads": "64x64-heads", "64, 1,200 steps": "64x64-steps",
         "width 128": LEADERBOARD, "128, eight heads": "128x64-heads", "256, 1,200 steps": "256x64-steps",
+        "64, L = 256, 1,200 steps": "64x256-steps",
     }  # fmt: skip
     found = {part: by_setting(members) for part, members in by_part(runs).items() if part in columns.values()}
     body = []
