@@ -218,7 +218,7 @@ def multiples(runs: Sequence[Run]) -> str:
     """Return T5's perplexity at L, R_4 and R_8 if its table learns at 10 times the rate or at it, as Markdown."""
     parts, body = by_part(runs), []
     for name, members in T5_PARTS.items():
-        each = [Seeds(by_setting([run for run in parts[part] if run["encoding"] == "t5"])["t5"]) for part in members]
+        each = [Seeds(by_setting(parts[part])["t5"]) for part in members]
         numbers = ([one.values("ppl"), one.ratios(4), one.ratios(8)] for one in each)
         body.append([name, *map(cell, itertools.chain(*numbers))])
     return markdown(["cell", "10: PPL at L", "R_4", "R_8", "1: PPL at L", "R_4", "R_8"], body)
@@ -251,13 +251,10 @@ def claims(cells: Sequence[Cell]) -> Iterator[tuple[str, str, str, str]]:
         places = f"{one[0]} x {one[1]}, {other[0]} x {other[1]}"
         if one not in found or other not in found:
             return (text, places, "-", "not run")
-        here = tau(found[one], found[other], factor)
-        verdict = "confirmed" if here[1] > HOLDS else "open"
-        if swaps(found[one], found[other], factor):
-            verdict = "refuted"
-        if math.isnan(here[1]):
-            verdict = "too few seeds"
-        return (text, places, f"tau {with_interval(here)}", verdict)
+        changed = swaps(found[one], found[other], factor)
+        here = (_, low, _) = tau(found[one], found[other], factor)
+        verdict = "refuted" if changed else "confirmed" if low > HOLDS else "open"
+        return (text, places, f"tau {with_interval(here)}", "too few seeds" if math.isnan(low) else verdict)
 
     for text, factor in (("the order at L holds", 1), ("the order beyond L holds", 4)):
         for one, other in ((64, 128), (128, 256), (64, 256)):
