@@ -4,10 +4,11 @@
     posx sweep --config scaling:128x64 --workdir runs/scaling/128x64 --config.data.source=PATH/TO/novels
 
 WIDTHxLENGTH: the width is 64, 128, 256 or 512, of 0.2 to 13 M parameters; L is 64, 128 or 256. Steps of 4,096 tokens
-give each width 5.8 tokens a parameter.
+give each width 5.7 or 5.8 tokens a parameter, but CoPE and Transformer-XL fewer.
 `--config.data.source=stdlib` is the second text, `--config.data.tokenizer=bpe` the second tokenizer.
-Hardware and time, estimated for 2 idle CPU cores: 64x64 and 64x256 take half an hour each, 128x64 two to three hours,
-256x64 about a day. Width 512 needs a GPU. `--dry_run` says what is left, and the same command resumes.
+Hardware and time on 2 CPU cores: a cell of width 64 takes half an hour to an hour, one of width 128 two to five
+hours. One of width 256 takes about a day at L = 64, and more at 256. Width 512 needs a GPU. `--dry_run` says what is
+left, and the same command resumes.
 Expect and read: experiments/scaling.
 """
 
