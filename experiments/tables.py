@@ -6,11 +6,11 @@
     python -m experiments.tables report train_small > train_small.json
 
 `collect` prints one line of JSON for each finished run of a folder. A line holds the facts of the run (`hash`,
-`settings`, `encoding`, `seed`, `step`, `data_digest`, `env`) and its measurements in `rows`. A third word names the
-part of the study (`part`). A fourth sums the losses over longer blocks of so many targets. `show` prints the
-tables that `posx plot` writes of each part. `unpack` writes the rows of a data file, or of one part, as run
-folders for `posx plot`; each part gets a folder of its own. `report` prints a report of the cost study as its bench
-wrote it.
+`settings`, `encoding`, `seed`, `step`, `data_digest`, `env`), its measurements in `rows` and its training in `log`, as
+`Logged` has it. Lines that were collected before have no `log`. A third word names the part of the study (`part`). A
+fourth sums the losses over longer blocks of so many targets. `show` prints the tables that `posx plot` writes of each
+part. `unpack` writes the rows of a data file, or of one part, as run folders for `posx plot`; each part gets a folder
+of its own. `report` prints a report of the cost study as its bench wrote it.
 
 A row of `eval.jsonl` is `facts | row`, see `rows_of`, with the version of rows and a checksum, which `unpack` adds.
 `collect` refuses a run with a damaged row.
@@ -34,8 +34,10 @@ from posx.evaluation.statistics import horizon, row_blocks
 from posx.lab.files import lines
 from posx.lab.files.checksums import CHECKSUM, with_checksum
 from posx.lab.files.rows import ROW_VERSION, read_row_file
+from posx.lab.plots.convergence import convergence_tables
+from posx.lab.plots.points import Logged, read_log
 from posx.lab.plots.tables import RowTable, as_markdown, seed_count, tables
-from posx.lab.results.table import build_results
+from posx.lab.results.table import build_results, list_runs
 
 Run = dict[str, Any]
 Row = dict[str, Any]
@@ -72,8 +74,14 @@ def collect(folder: Path, part: str = "", block: int = 0) -> list[Run]:
         runs.append({
             **({"part": part} if part else {}), **facts, "num_params": config["num_params"], "env": named(env),
             "rows": [row | coarser(row, block) if block else row for row in measured],
+            "log": [[rounded(value) for value in row] for row in read_log(done.parent)],
         })  # fmt: skip
     return runs
+
+
+def rounded(value: float) -> float:
+    """Return a number of a log to six digits, as an int if it is whole: logs are the larger part of a line."""
+    return int(value) if float(value).is_integer() else float(f"{value:.6g}")
 
 
 def refuse(problem: str) -> None:
@@ -232,6 +240,13 @@ def length_name(factor: float) -> str:
 def markdown(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table."""
     return "\n".join(report.rows(head, body))
+
+
+def training_tables(runs: Iterable[Run]) -> list[RowTable]:
+    """Return the tables of the steps to a training loss that `posx table` writes of the runs that have a `log`."""
+    logged = {str(n): run for n, run in enumerate(run for run in runs if run.get("log"))}
+    stored = list_runs(build_results({name: rows_of([run]) for name, run in logged.items()}))
+    return convergence_tables(stored, {name: [Logged(*row) for row in run["log"]] for name, run in logged.items()})
 
 
 def show(path: Path) -> str:

@@ -195,11 +195,11 @@ def pairs_of(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:
             yield one, other
 
 
-def slope(cells: Sequence[Cell], values: Sequence[Array]) -> Array:
-    """Return the slope of ln R_4 over ln parameters of each encoding, by least squares.
+def slope(cells: Sequence[Cell], values: Sequence[Array], factor: int) -> Array:
+    """Return the slope of ln R_k at k = `factor` over ln parameters of each encoding, by least squares.
 
     values: of each cell, perplexities [..., encoding, seed, factor].
     """
     sizes = np.log([one.params for one in cells])
     sizes -= sizes.mean()
-    return np.tensordot(sizes / (sizes**2).sum(), np.stack([score(each, 4) for each in values]), axes=1)
+    return np.tensordot(sizes / (sizes**2).sum(), np.stack([score(each, factor) for each in values]), axes=1)

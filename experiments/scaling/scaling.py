@@ -10,6 +10,10 @@
     python -m experiments.scaling.scaling claims
     python -m experiments.scaling.scaling controls
     python -m experiments.scaling.scaling multiples
+    python -m experiments.scaling.scaling failing
+    python -m experiments.scaling.scaling lengths
+    python -m experiments.scaling.scaling training
+    python -m experiments.scaling.scaling power
     python -m experiments.scaling.scaling published
     python -m experiments.scaling.scaling figure
 
@@ -27,13 +31,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from scipy import stats
 
 from configs.scaling import ENCODINGS, learning_rate
 from experiments.anchors import Anchor, load_anchors, nearest
 from experiments.scaling.cells import (
+    APART,
+    CONTROLS,
     EQUAL_STEPS,
     FACTORS,
     LEADERBOARD,
+    NEAR,
     Cell,
     align,
     draws,
@@ -50,8 +58,21 @@ from experiments.scaling.cells import (
     tau,
     tau_of_single_seeds,
 )
-from experiments.tables import HERE, Run, Seeds, by_part, by_setting, cell, load, markdown
+from experiments.tables import (
+    HERE,
+    Run,
+    Seeds,
+    by_part,
+    by_setting,
+    cell,
+    load,
+    markdown,
+    row_tables,
+    training_tables,
+)
 from posx.lab.plots import look, palette
+from posx.lab.plots.heat import triangle
+from posx.lab.plots.tables import as_markdown
 
 #: An encoding is level if R_4 is below the first, and fails if it is above the second. Above the third the level rose.
 LEVEL, FAILING, RISEN = 1.02, 1.5, 1.10
@@ -62,6 +83,10 @@ TEXTS = ("64, L = 64", "64, stdlib", "64, bpe")
 #: The parts that try learning rates: widths 64 and 32, and widths 32 and 256 with the steps of width 64.
 RATES = ("rates", "rates32", "rates32-steps", "rates256-steps")
 REFERENCE = "rope"
+#: The encodings that fail at L = 64 at both widths.
+SIX = ("sinusoidal", "rope", "rope(frequencies=whole_turns)", "darope", "cope", "nope")
+#: The parts of the triangle of training length by evaluation length.
+TRIANGLE = ("64x64", "64x128", "64x256")
 #: By cell the parts with T5 at its multiple of the learning rate, 10, and at 1. The last is of the study of recipes.
 T5_PARTS = {
     "64": ("64x64", "64x64-times1"), "64, 1,200 steps": ("64x64-steps", "64x64-steps-times1"),
@@ -74,6 +99,11 @@ FIGURE = {
     "L at width 128": {"128, L = 64": "64", "128, L = 256": "256\nn = 1"},
     "text at width 64": {"64, stdlib": "code", "64, L = 64": "novels", "64, bpe": "BPE"},
 }
+
+
+def full_cells(runs: Sequence[Run]) -> list[Cell]:
+    """Return the cells and controls that have three seeds."""
+    return [one for one in read_cells(runs, CONTROLS) if one.values.shape[1] > 2]
 
 
 def table(cells: Sequence[Cell]) -> str:
@@ -114,6 +144,36 @@ def orders(pairs: Iterable[tuple[Cell, Cell]]) -> str:
     return markdown(head, body)
 
 
+def failing(pairs: Iterable[tuple[Cell, Cell]]) -> str:
+    """Return tau between the orders that two cells have of the six at 2, 4 and 8 L, by R_k, as Markdown."""
+    body = []
+    for one, other in pairs:
+        here, there = pick(one, SIX), pick(other, SIX)
+        body.append([f"{one.name} and {other.name}", *(with_interval(tau(here, there, k)) for k in FACTORS[1:])])
+    return markdown(["cells", *(f"R_{factor}" for factor in FACTORS[1:])], body)
+
+
+def lengths(cells: Sequence[Cell], length: int = 256) -> str:
+    """Return perplexity in windows of `length` tokens of models of several training lengths, as Markdown.
+
+    cells: those of one width and number of steps stand together. A lone one is left out.
+    """
+    alike = sorted(align(*cells), key=lambda one: (one.width, one.is_control))
+    together = (list(own) for _, own in itertools.groupby(alike, key=lambda one: (one.width, one.is_control)))
+    shown = [one for own in together if len(own) > 1 for one in own]
+    columns = [one.values[..., FACTORS.index(length // one.train_len)] for one in shown]
+    body = ([f"`{name}`", *(cell(each[place]) for each in columns)] for place, name in enumerate(shown[0].encodings))
+    return markdown(["encoding", *(one.name for one in shown)], body)
+
+
+def draw_triangle(runs: Sequence[Run], path: Path) -> None:
+    """Draw perplexity by training length and evaluation length, a map for each encoding, of the parts `TRIANGLE`."""
+    made = row_tables([run for run in runs if run["part"] in TRIANGLE])
+    panels = {one.panel.train_len: one.panel for one in made if one.panel}
+    with look.style():
+        triangle(list(panels.values())).savefig(path, dpi=110, bbox_inches="tight")
+
+
 def with_interval(found: tuple[float, float, float]) -> str:
     """Return tau and its interval as text, or tau alone if a cell has a single seed."""
     middle, low, high = found
@@ -149,6 +209,7 @@ def published(cells: Sequence[Cell], anchors: Sequence[Anchor]) -> str:
             body.append([
                 anchor.name, what, ", ".join(f"`{name}` {found[name]:.4g}" for name in order),
                 *(f"{alike(pairs, one, factor)} of {len(pairs)}" for one in cells), "; ".join(never) or "none",
+                anchor.same,
             ])  # fmt: skip
     for (factor, every), without in itertools.product(pairs_of_factor.items(), ("", "alibi")):
         pairs = [pair for pair in every if without not in pair]
@@ -157,8 +218,9 @@ def published(cells: Sequence[Cell], anchors: Sequence[Anchor]) -> str:
         null = f"random orders: {np.mean(chance):.0f} ± {np.std(chance):.0f}, at most {max(chance)}"
         totals = [f"{alike(pairs, one, factor)} of {len(pairs)}" for one in cells]
         what = "PPL at L" if factor == 1 else f"R_{factor}"
-        body.append([f"all without `{without}`" if without else "all", what, null, *totals, ""])
-    return markdown(["source", "order of", "published", *(one.name for one in cells), "in no cell"], body)
+        body.append([f"all without `{without}`" if without else "all", what, null, *totals, "", ""])
+    head = ["source", "order of", "published", *(one.name for one in cells), "in no cell", "same protocol"]
+    return markdown(head, body)
 
 
 def alike(pairs: Iterable[tuple[str, str]], cell: Cell, factor: int) -> int:
@@ -168,29 +230,49 @@ def alike(pairs: Iterable[tuple[str, str]], cell: Cell, factor: int) -> int:
 
 
 def slopes(cells: Sequence[Cell]) -> str:
-    """Return the slope of ln R_4 over ln parameters of each encoding at L = 64, with its interval, as Markdown.
+    """Return the slopes of ln R_4 over ln parameters of each encoding at L = 64, with intervals, as Markdown.
 
-    The first is over the sizes of the design, the others from one width to the next at equal steps. A slope takes as
-    many seeds as the cell that has fewest. That of a single seed has no interval.
+    The first is over the sizes of the design, and beside it that of ln R_8. The others are of R_4 from one width to the
+    next at equal steps. A slope takes as many seeds as the cell that has fewest. That of a single seed has no interval.
     """
     cells = align(*(one for one in cells if one.train_len == 64))
     sizes = [one for one in cells if not one.is_control]
     equal = [one for one in cells if one.is_control or one.part == LEADERBOARD]
-    head = ["encoding", *(f"R_4, {one.name}" for one in cells), "slope of ln R_4"]
+    head = ["encoding", *(f"R_4, {one.name}" for one in cells), "slope of ln R_4", "of ln R_8"]
     body = [
         [f"`{name}`", *(f"{math.exp(score(one.values, 4)[place]):.3f}" for one in cells)]
         for place, name in enumerate(cells[0].encodings)
     ]
-    for chosen in (sizes, *itertools.pairwise(equal)):
+    for chosen, factor in ((sizes, 4), (sizes, 8), *((pair, 4) for pair in itertools.pairwise(equal))):
         if chosen is not sizes:
             head.append(f"{chosen[0].width} to {chosen[1].width} at equal steps")
         count = min(one.values.shape[1] for one in chosen)
         chosen = [one._replace(values=one.values[:, :count]) for one in chosen]
-        low, high = np.quantile(slope(chosen, [draws(one) for one in chosen]), [0.025, 0.975], axis=0)
-        middle = slope(chosen, [one.values for one in chosen])
+        low, high = np.quantile(slope(chosen, [draws(one) for one in chosen], factor), [0.025, 0.975], axis=0)
+        middle = slope(chosen, [one.values for one in chosen], factor)
         for line, *ends in zip(body, middle, low, high, strict=True):
             line.append("{:+.3f} ({:+.3f} to {:+.3f})".format(*ends) if count > 1 else f"{ends[0]:+.3f}")
     return markdown(head, body)
+
+
+def power(cells: Iterable[Cell]) -> str:
+    """Return the chance that a paired t test at 5 % over three or five seeds finds a difference of 2 %, as Markdown.
+
+    The deviation is that over seeds of ln PPL at L of one encoding less that of another, as the root mean square over
+    all pairs near the best. A cell needs three seeds.
+    """
+    body = []
+    for one in cells:
+        logs = np.log(one.values[..., 0])
+        near = logs[logs.mean(axis=1) < logs.mean(axis=1).min() + math.log(NEAR)]
+        gaps = np.stack([a - b for a, b in itertools.combinations(near, 2)])
+        deviation = math.sqrt(gaps.var(axis=1, ddof=1).mean())
+        found = []
+        for count in (3, 5):
+            limit = stats.f.isf(0.05, 1, count - 1)
+            found.append(stats.ncf.sf(limit, 1, count - 1, count * (math.log1p(APART[1]) / deviation) ** 2))
+        body.append([one.name, str(len(near)), f"{deviation:.2%}", *(f"{share:.0%}" for share in found)])
+    return markdown(["cell", "encodings", "deviation", "three seeds", "five seeds"], body)
 
 
 def controls(runs: Sequence[Run]) -> str:
@@ -334,6 +416,15 @@ def figure(cells: Sequence[Cell], anchors: Sequence[Anchor], path: Path) -> None
 def main(words: Sequence[str]) -> None:
     """Run the command that the first word names."""
     match words:
+        case ["failing"]:
+            print(failing(pairs_of(read_cells(load_runs(), EQUAL_STEPS))))
+        case ["lengths"]:
+            print(lengths(read_cells(load_runs(), EQUAL_STEPS)))
+            draw_triangle(load_runs(), HERE / "scaling" / "lengths.png")
+        case ["training"]:
+            print(as_markdown(training_tables(load("scaling", "128x256"))))
+        case ["power"]:
+            print(power(full_cells(load_runs())))
         case ["rates"]:
             print(*(rates(load("scaling", part)) for part in RATES), sep="\n\n")
         case ["controls"]:

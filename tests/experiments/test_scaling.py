@@ -6,7 +6,8 @@ import scipy.stats
 
 from experiments.anchors import Anchor
 from experiments.scaling.cells import Cell, groups, kendall, pick, slope, swaps, tau, tau_of_single_seeds
-from experiments.scaling.scaling import claims, published
+from experiments.scaling.scaling import claims, lengths, power, published
+from tests.experiments.readme import of_markdown
 
 NAMES = tuple(f"e{number}" for number in range(12))
 
@@ -68,10 +69,31 @@ def test_differences_below_the_noise_confirm_nothing():
     assert abs(tau_of_single_seeds(small, small, 1)) < 0.4
 
 
+def test_windows_of_one_length_stand_side_by_side():
+    """R_4 of L = 64 and L of 256 are windows of 256 tokens. A width with one training length is left out."""
+    short, long = (cell([4.0, 5.0], [2.0, 0.5], train_len=length)._replace(name=f"{length}") for length in (64, 256))
+    made = lengths([short, long, cell([4.0, 5.0], [2.0, 0.5], width=128)])
+    assert "128" not in made
+    assert [[float(each.split()[0]) for each in line[1:]] for line in of_markdown(made)] == [[8.0, 4.0], [2.5, 5.0]]
+
+
 def test_the_slope_is_that_of_a_line_through_the_sizes():
     widths, powers = (64, 128, 256), np.linspace(-0.2, 0.3, 12)
     cells = [cell(np.full(12, 4.0), (12.0 * 4 * width**2) ** powers, width=width) for width in widths]
-    np.testing.assert_allclose(slope(cells, [one.values for one in cells]), powers)
+    np.testing.assert_allclose(slope(cells, [one.values for one in cells], 4), powers)
+
+
+def test_power_is_the_share_of_t_tests():
+    """Here the table estimates the deviation of a difference from 200 encodings that are near the best."""
+    noise = 0.006
+    random, names = np.random.default_rng(1), tuple(f"e{number}" for number in range(200))
+    near = 4 * np.exp(noise * random.normal(size=(200, 3)))
+    (line,) = of_markdown(power([Cell(64, 64, names, np.stack([near] * 4, axis=-1), 1e6, "64")]))
+    assert float(line[2].rstrip("%")) / 100 == pytest.approx(noise * 2**0.5, rel=0.1)
+    for count, said in ((3, line[3]), (5, line[4])):
+        draws = np.log(1.02) + float(line[2].rstrip("%")) / 100 * random.normal(size=(20_000, count))
+        found = np.mean(scipy.stats.ttest_1samp(draws, 0, axis=1).pvalue < 0.05)
+        assert float(said.rstrip("%")) / 100 == pytest.approx(found, abs=0.02)
 
 
 def test_levels_of_the_largest_width():
@@ -91,11 +113,11 @@ def test_published_orders_are_set_beside_the_cells():
     two = Anchor("Q", "s", "t", "", "1 B", 64, "nonoverlapping", "", [64, 256], {"alibi": [1, 1], "t5": [2, 2]})
     lines = [line.split(" | ") for line in published([here], [anchor, two]).splitlines()[2:]]
     assert [line[1:] for line in lines] == [
-        ["PPL at L", "`alibi` 10, `t5` 10, `rope` 11", "1 of 2", "`alibi` < `rope` |"],
-        ["R_4", "`alibi` 0.8, `t5` 0.9, `rope` 3.636", "2 of 3", "`alibi` < `t5` |"],
-        ["PPL at L", "`alibi` 1, `t5` 2", "0 of 1", "`alibi` < `t5` |"],
-        ["PPL at L", "random orders: 2 ± 1, at most 3", "1 of 3", " |"],
-        ["PPL at L", "random orders: 0 ± 0, at most 1", "1 of 1", " |"],
-        ["R_4", "random orders: 2 ± 1, at most 3", "2 of 3", " |"],
-        ["R_4", "random orders: 0 ± 0, at most 1", "1 of 1", " |"],
+        ["PPL at L", "`alibi` 10, `t5` 10, `rope` 11", "1 of 2", "`alibi` < `rope`", "yes |"],
+        ["R_4", "`alibi` 0.8, `t5` 0.9, `rope` 3.636", "2 of 3", "`alibi` < `t5`", "yes |"],
+        ["PPL at L", "`alibi` 1, `t5` 2", "0 of 1", "`alibi` < `t5`", "yes |"],
+        ["PPL at L", "random orders: 2 ± 1, at most 3", "1 of 3", "", " |"],
+        ["PPL at L", "random orders: 0 ± 0, at most 1", "1 of 1", "", " |"],
+        ["R_4", "random orders: 2 ± 1, at most 3", "2 of 3", "", " |"],
+        ["R_4", "random orders: 0 ± 0, at most 1", "1 of 1", "", " |"],
     ]  # fmt: skip

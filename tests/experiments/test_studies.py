@@ -24,6 +24,7 @@ from experiments.tasks import places, tasks
 from experiments.train_short_test_long.gates import gates
 from posx.encodings import ENCODINGS
 from posx.lab.files import rows
+from posx.lab.files.checksums import with_checksum
 from tests.experiments.readme import bodies, of_markdown
 
 TEN = "t5 learned shaw deberta transformer_xl tupe rope alibi sinusoidal nope".split()
@@ -41,17 +42,21 @@ def test_collected_lines_give_the_rows_back(tmp_path):
     facts |= {"encoding": "rope", "protocol": "nonoverlapping", "train_len": 64, "eval_len": 64}
     blocks = {"num_targets": 6, "block_len": 2, "block_nll": [1.0, 2.0, 6.0]}
     rows = [facts | {"nll": 1.5, "ppl": math.exp(1.5), **blocks}, facts | {"eval_len": 128, "status": "oom"}]
+    speed = {"attempt": 1, "attempt_start": 0, "tokens_per_second": 32}
+    log = [{"step": step, "tokens": 64 * step, "loss": 4.0 - step / 7} | speed for step in (20, 40)]
     files = {
         "config.json": '{"num_params": 9}',
         "env.json": "{}",
         "DONE": "",
         "eval.jsonl": "".join(map(tables.as_line, rows)),
+        "metrics.jsonl": "".join(json.dumps(with_checksum(row)) + "\n" for row in log),
     }
     (tmp_path / "run").mkdir()
     for name, text in files.items():
         (tmp_path / "run" / name).write_text(text)
     (run,) = tables.collect(tmp_path, "study")
     assert tables.rows_of([run]) == rows and (run["part"], run["num_params"]) == ("study", 9)
+    assert run["log"] == [[20, 1.14286, 1280, 40], [40, -1.71429, 2560, 80]]
     tables.unpack([run], tmp_path / "again")
     again = (tmp_path / "again" / run["run_id"] / "eval.jsonl").read_text()
     assert list(map(json.loads, again.splitlines())) == list(map(json.loads, files["eval.jsonl"].splitlines()))
@@ -122,15 +127,16 @@ def test_sizes():
     design, equal = cells.read_cells(runs), cells.read_cells(runs, cells.EQUAL_STEPS)
     first, *texts = cells.named_cells(runs, scaling.TEXTS)
     made = [
-        None, None, scaling.multiples([*runs, *load("recipe", "t5_times_1")]),
+        None, scaling.failing(cells.pairs_of(equal)), scaling.lengths(equal), None,
+        scaling.multiples([*runs, *load("recipe", "t5_times_1")]),
         scaling.orders(cells.pairs_of(equal)), scaling.table(design), scaling.slopes(equal),
         scaling.orders((first, one) for one in texts), scaling.table([first, *texts]),
         scaling.published(equal, anchors.load_anchors()), scaling.controls(runs), None,
-        *(scaling.rates(load("scaling", part)) for part in scaling.RATES),
+        *(scaling.rates(load("scaling", part)) for part in scaling.RATES), scaling.power(scaling.full_cells(runs)),
     ]  # fmt: skip
     for number, table in enumerate(made):
         assert table is None or bodies("scaling")[number] == of_markdown(table), number
-    assert bodies("scaling")[16] == list(map(list, scaling.claims(design)))
+    assert bodies("scaling")[20] == list(map(list, scaling.claims(design)))
 
 
 def test_hidden_patches_of_pictures():
