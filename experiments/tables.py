@@ -7,10 +7,10 @@
 
 `collect` prints one line of JSON for each finished run of a folder. A line holds the facts of the run (`hash`,
 `settings`, `encoding`, `seed`, `step`, `data_digest`, `env`), its measurements in `rows` and its training in `log`, as
-`Logged` has it. Lines that were collected before have no `log`. A third word names the part of the study (`part`). A
-fourth sums the losses over longer blocks of so many targets. `show` prints the tables that `posx plot` writes of each
-part. `unpack` writes the rows of a data file, or of one part, as run folders for `posx plot`; each part gets a folder
-of its own. `report` prints a report of the cost study as its bench wrote it.
+`Logged` has it. Older lines, and runs that were trained under another name, have no `log`. A third word names the part
+of the study (`part`). A fourth sums the losses over longer blocks of so many targets. `show` prints the tables that
+`posx plot` writes of each part. `unpack` writes the rows of a data file, or of one part, as run folders for `posx
+plot`; each part gets a folder of its own. `report` prints a report of the cost study as its bench wrote it.
 
 A row of `eval.jsonl` is `facts | row`, see `rows_of`, with the version of rows and a checksum, which `unpack` adds.
 `collect` refuses a run with a damaged row.
@@ -74,7 +74,7 @@ def collect(folder: Path, part: str = "", block: int = 0) -> list[Run]:
         runs.append({
             **({"part": part} if part else {}), **facts, "num_params": config["num_params"], "env": named(env),
             "rows": [row | coarser(row, block) if block else row for row in measured],
-            "log": [[rounded(value) for value in row] for row in read_log(done.parent)],
+            **({"log": [[rounded(value) for value in row] for row in log]} if (log := read_log(done.parent)) else {}),
         })  # fmt: skip
     return runs
 

@@ -12,14 +12,15 @@
     python -m experiments.scaling.scaling multiples
     python -m experiments.scaling.scaling failing
     python -m experiments.scaling.scaling lengths
+    python -m experiments.scaling.scaling windows
     python -m experiments.scaling.scaling training
     python -m experiments.scaling.scaling power
     python -m experiments.scaling.scaling published
     python -m experiments.scaling.scaling figure
 
 A part of the data file is a cell of the study, named WIDTHxL. A control is named WIDTHxL-WHAT and differs in one thing:
-`heads`, `steps`, `offset`, `stdlib`, `bpe` or `times1`. `steps-times1` differs in two. The parts of `RATES` try
-learning rates.
+`heads`, `steps`, `offset`, `stdlib`, `bpe` or `times1`. `steps-times1` differs in two. `128x256-window` has the runs of
+`WINDOW_SEED` with attention to the last L tokens. The parts of `RATES` try learning rates.
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ HOLDS = 0.6
 TEXTS = ("64, L = 64", "64, stdlib", "64, bpe")
 #: The parts that try learning rates: widths 64 and 32, and widths 32 and 256 with the steps of width 64.
 RATES = ("rates", "rates32", "rates32-steps", "rates256-steps")
+#: The seed of the cell 128x256 that was measured with a window too.
+WINDOW_SEED = 1
 REFERENCE = "rope"
 #: The encodings that fail at L = 64 at both widths.
 SIX = ("sinusoidal", "rope", "rope(frequencies=whole_turns)", "darope", "cope", "nope")
@@ -94,9 +97,10 @@ T5_PARTS = {
 }  # fmt: skip
 #: The cells of the figure with their names there, in groups. Lines join the cells of a group.
 FIGURE = {
+    "width, design": {"64, L = 64": "64", "128, L = 64": "128"},
     "width, 1,200 steps": {"64, steps": "64", "128, L = 64": "128", "256, steps": "256\nn = 1"},
     "L at width 64": {"64, L = 64": "64", "64, L = 128": "128", "64, L = 256": "256"},
-    "L at width 128": {"128, L = 64": "64", "128, L = 256": "256\nn = 1"},
+    "L at width 128": {"128, L = 64": "64", "128, L = 256": "256\nn = 2"},
     "text at width 64": {"64, stdlib": "code", "64, L = 64": "novels", "64, bpe": "BPE"},
 }
 
@@ -164,6 +168,20 @@ def lengths(cells: Sequence[Cell], length: int = 256) -> str:
     columns = [one.values[..., FACTORS.index(length // one.train_len)] for one in shown]
     body = ([f"`{name}`", *(cell(each[place]) for each in columns)] for place, name in enumerate(shown[0].encodings))
     return markdown(["encoding", *(one.name for one in shown)], body)
+
+
+def windows(runs: Sequence[Run]) -> str:
+    """Return perplexity at L and at 4 L, and that at 4 L with attention to the last L tokens, as Markdown.
+
+    The last column has the first over the second at 4 L: above 1 the model is better off with less context.
+    """
+    seed = (run for run in runs if run["seed"] == WINDOW_SEED)
+    parts, body = by_part(seed), []
+    whole, window = ({run["encoding"]: Seeds([run]) for run in parts[p]} for p in ("128x256", "128x256-window"))
+    for name in ENCODINGS:
+        (at,), (far,), (near,) = (one[name].values("ppl", k) for one, k in ((whole, 1), (whole, 4), (window, 4)))
+        body.append([f"`{name}`", *(f"{ppl:.3f}" for ppl in (at, far, near)), f"{far / near:.3f}"])
+    return markdown(["encoding", "L", "4 L", "4 L, window of L", "4 L / with window"], body)
 
 
 def draw_triangle(runs: Sequence[Run], path: Path) -> None:
@@ -421,6 +439,8 @@ def main(words: Sequence[str]) -> None:
         case ["lengths"]:
             print(lengths(read_cells(load_runs(), EQUAL_STEPS)))
             draw_triangle(load_runs(), HERE / "scaling" / "lengths.png")
+        case ["windows"]:
+            print(windows(load_runs()))
         case ["training"]:
             print(as_markdown(training_tables(load("scaling", "128x256"))))
         case ["power"]:

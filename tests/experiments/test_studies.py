@@ -19,7 +19,7 @@ from experiments.pictures import pictures
 from experiments.recipe import recipe
 from experiments.scale import scale
 from experiments.scaling import cells, scaling
-from experiments.tables import Seeds, by_setting, cells_of, load, over_nope, row_tables
+from experiments.tables import Seeds, by_setting, cells_of, load, over_nope, row_tables, training_tables
 from experiments.tasks import places, tasks
 from experiments.train_short_test_long.gates import gates
 from posx.encodings import ENCODINGS
@@ -127,16 +127,17 @@ def test_sizes():
     design, equal = cells.read_cells(runs), cells.read_cells(runs, cells.EQUAL_STEPS)
     first, *texts = cells.named_cells(runs, scaling.TEXTS)
     made = [
-        None, scaling.failing(cells.pairs_of(equal)), scaling.lengths(equal), None,
+        None, scaling.failing(cells.pairs_of(equal)), scaling.lengths(equal), scaling.windows(runs), None,
         scaling.multiples([*runs, *load("recipe", "t5_times_1")]),
         scaling.orders(cells.pairs_of(equal)), scaling.table(design), scaling.slopes(equal),
         scaling.orders((first, one) for one in texts), scaling.table([first, *texts]),
-        scaling.published(equal, anchors.load_anchors()), scaling.controls(runs), None,
+        scaling.published(equal, anchors.load_anchors()), scaling.controls(runs), None, None,
         *(scaling.rates(load("scaling", part)) for part in scaling.RATES), scaling.power(scaling.full_cells(runs)),
     ]  # fmt: skip
     for number, table in enumerate(made):
         assert table is None or bodies("scaling")[number] == of_markdown(table), number
-    assert bodies("scaling")[20] == list(map(list, scaling.claims(design)))
+    assert bodies("scaling")[13:14] == list(map(cells_of, training_tables(load("scaling", "128x256"))))
+    assert bodies("scaling")[22] == list(map(list, scaling.claims(design)))
 
 
 def test_hidden_patches_of_pictures():
