@@ -4,7 +4,7 @@
     posx sweep --config scaling:128x64 --workdir runs/scaling/128x64 --config.data.source=PATH/TO/novels
 
 WIDTHxLENGTH: the width is 64, 128, 256 or 512, of 0.2 to 13 M parameters; L is 64, 128 or 256. Steps of 4,096 tokens
-give each width 5.7 or 5.8 tokens a parameter, but CoPE and Transformer-XL fewer.
+give each width 5.7 or 5.8 tokens a parameter, and Transformer-XL 5.3.
 `--config.data.source=stdlib` is the second text, `--config.data.tokenizer=bpe` the second tokenizer.
 Hardware and time on 2 CPU cores: a cell of width 64 takes half an hour to an hour, one of width 128 two to five
 hours. One of width 256 takes about a day at L = 64, and more at 256. Width 512 needs a GPU. `--dry_run` says what is

@@ -20,7 +20,8 @@
 
 A part of the data file is a cell of the study, named WIDTHxL. A control is named WIDTHxL-WHAT and differs in one thing:
 `heads`, `steps`, `offset`, `stdlib`, `bpe` or `times1`. `steps-times1` differs in two. `128x256-window` has the runs of
-`WINDOW_SEED` with attention to the last L tokens. The parts of `RATES` try learning rates.
+`SEED` with attention to the last L tokens. `128x256-again` has seed 0 of RoPE on another processor. The parts of
+`RATES` try learning rates.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ from experiments.tables import (
 )
 from posx.lab.plots import look, palette
 from posx.lab.plots.heat import triangle
-from posx.lab.plots.tables import as_markdown
+from posx.lab.plots.tables import RowTable, as_markdown
 
 #: An encoding is level if R_4 is below the first, and fails if it is above the second. Above the third the level rose.
 LEVEL, FAILING, RISEN = 1.02, 1.5, 1.10
@@ -83,8 +84,8 @@ HOLDS = 0.6
 TEXTS = ("64, L = 64", "64, stdlib", "64, bpe")
 #: The parts that try learning rates: widths 64 and 32, and widths 32 and 256 with the steps of width 64.
 RATES = ("rates", "rates32", "rates32-steps", "rates256-steps")
-#: The seed of the cell 128x256 that was measured with a window too.
-WINDOW_SEED = 1
+#: The seed of the cell 128x256 that was measured with a window too, and whose training is shown.
+SEED = 1
 REFERENCE = "rope"
 #: The encodings that fail at L = 64 at both widths.
 SIX = ("sinusoidal", "rope", "rope(frequencies=whole_turns)", "darope", "cope", "nope")
@@ -175,13 +176,18 @@ def windows(runs: Sequence[Run]) -> str:
 
     The last column has the first over the second at 4 L: above 1 the model is better off with less context.
     """
-    seed = (run for run in runs if run["seed"] == WINDOW_SEED)
+    seed = (run for run in runs if run["seed"] == SEED)
     parts, body = by_part(seed), []
     whole, window = ({run["encoding"]: Seeds([run]) for run in parts[p]} for p in ("128x256", "128x256-window"))
     for name in ENCODINGS:
         (at,), (far,), (near,) = (one[name].values("ppl", k) for one, k in ((whole, 1), (whole, 4), (window, 4)))
         body.append([f"`{name}`", *(f"{ppl:.3f}" for ppl in (at, far, near)), f"{far / near:.3f}"])
     return markdown(["encoding", "L", "4 L", "4 L, window of L", "4 L / with window"], body)
+
+
+def training(runs: Sequence[Run]) -> list[RowTable]:
+    """Return the table of the steps to a training loss of the cell 128x256, of one seed."""
+    return training_tables(run for run in runs if run["part"] == "128x256" and run["seed"] == SEED)
 
 
 def draw_triangle(runs: Sequence[Run], path: Path) -> None:
@@ -442,7 +448,7 @@ def main(words: Sequence[str]) -> None:
         case ["windows"]:
             print(windows(load_runs()))
         case ["training"]:
-            print(as_markdown(training_tables(load("scaling", "128x256"))))
+            print(as_markdown(training(load_runs())))
         case ["power"]:
             print(power(full_cells(load_runs())))
         case ["rates"]:

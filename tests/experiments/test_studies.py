@@ -19,7 +19,7 @@ from experiments.pictures import pictures
 from experiments.recipe import recipe
 from experiments.scale import scale
 from experiments.scaling import cells, scaling
-from experiments.tables import Seeds, by_setting, cells_of, load, over_nope, row_tables, training_tables
+from experiments.tables import Seeds, by_setting, cells_of, load, over_nope, row_tables
 from experiments.tasks import places, tasks
 from experiments.train_short_test_long.gates import gates
 from posx.encodings import ENCODINGS
@@ -136,7 +136,7 @@ def test_sizes():
     ]  # fmt: skip
     for number, table in enumerate(made):
         assert table is None or bodies("scaling")[number] == of_markdown(table), number
-    assert bodies("scaling")[13:14] == list(map(cells_of, training_tables(load("scaling", "128x256"))))
+    assert bodies("scaling")[13:14] == list(map(cells_of, scaling.training(runs)))
     assert bodies("scaling")[22] == list(map(list, scaling.claims(design)))
 
 

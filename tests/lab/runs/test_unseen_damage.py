@@ -12,7 +12,7 @@ from posx.lab.runs.damage import damages
 from posx.lab.runs.folder import RunFolder
 from posx.lab.runs.text import with_saved_tokenizer
 from tests import tiny
-from tests.lab.runs.test_damage import KINDS, arrays, flip, lines
+from tests.lab.runs.test_damage import KINDS, arrays, cut_arrays, flip, lines
 
 
 def evaluate(capsys, workdir, *words):
@@ -99,6 +99,5 @@ def test_a_run_without_a_whole_row_is_listed(workdir, change):
 
 
 def test_damaged_arrays_are_not_drawn_as_initialised(workdir, caplog):
-    file = arrays(workdir)
-    file.write_bytes(file.read_bytes()[:1000])
+    cut_arrays(workdir)
     assert effects.folder_encodings(workdir) == [] and "is not drawn" in caplog.text
