@@ -29,6 +29,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -163,9 +164,10 @@ def lengths(cells: Sequence[Cell], length: int = 256) -> str:
 
     cells: those of one width and number of steps stand together. A lone one is left out.
     """
-    alike = sorted(align(*cells), key=lambda one: (one.width, one.is_control))
-    together = (list(own) for _, own in itertools.groupby(alike, key=lambda one: (one.width, one.is_control)))
-    shown = [one for own in together if len(own) > 1 for one in own]
+    together = defaultdict[tuple[int, bool], list[Cell]](list)
+    for one in align(*cells):
+        together[one.width, one.is_control].append(one)
+    shown = [one for _, own in sorted(together.items()) if len(own) > 1 for one in own]
     columns = [one.values[..., FACTORS.index(length // one.train_len)] for one in shown]
     body = ([f"`{name}`", *(cell(each[place]) for each in columns)] for place, name in enumerate(shown[0].encodings))
     return markdown(["encoding", *(one.name for one in shown)], body)
@@ -193,7 +195,7 @@ def training(runs: Sequence[Run]) -> list[RowTable]:
 def draw_triangle(runs: Sequence[Run], path: Path) -> None:
     """Draw perplexity by training length and evaluation length, a map for each encoding, of the parts `TRIANGLE`."""
     made = row_tables([run for run in runs if run["part"] in TRIANGLE])
-    panels = {one.panel.train_len: one.panel for one in made if one.panel}
+    panels = {one.panel.train_len: one.panel for one in made if one.panel}  # the table of all lengths repeats one
     with look.style():
         triangle(list(panels.values())).savefig(path, dpi=110, bbox_inches="tight")
 
