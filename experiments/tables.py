@@ -80,7 +80,7 @@ def collect(folder: Path, part: str = "", block: int = 0) -> list[Run]:
 
 
 def rounded(value: float) -> float:
-    """Return a number of a log to six digits, as an int if it is whole. A log would take nearly twice the space else."""
+    """Return a number of a log to six digits, as an int if it is whole. Else a log takes nearly twice the space."""
     return int(value) if float(value).is_integer() else float(f"{value:.6g}")
 
 
