@@ -14,21 +14,33 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-#: Probing a lock acquires it briefly. Seconds that an acquirer waits before it reports the lock as busy, and a probe.
+#: Seconds that an acquirer waits before it reports the lock as busy. A probe that cannot share the lock waits less.
 ACQUIRE_SECONDS, PROBE_SECONDS = 1.0, 0.2
 
 
 def holder(path: Path) -> str:
     """Return a description of the process that holds `path`, empty if this machine sees none."""
-    from filelock import FileLock, Timeout
-
     if not path.exists():
         return ""
     try:
-        with FileLock(path).acquire(timeout=PROBE_SECONDS, poll_interval=PROBE_SECONDS / 20):
-            return ""
-    except (Timeout, OSError):
+        _probe(path)
+    except OSError:  # also filelock's Timeout
         return _description(path)
+    return ""
+
+
+def _probe(path: Path) -> None:
+    """Raise OSError if the lock at `path` is held. Probes share it where the system can, so none sees another."""
+    try:
+        import fcntl
+    except ImportError:  # on Windows a probe acquires the lock
+        from filelock import FileLock
+
+        with FileLock(path).acquire(timeout=PROBE_SECONDS, poll_interval=PROBE_SECONDS / 20):
+            pass
+    else:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def _description_file(path: Path) -> Path:
