@@ -1,22 +1,13 @@
-"""The tables, the claims and the figure of the study of sizes.
+"""The tables, the claims and the figures of the study of sizes.
 
     python -m experiments.tables collect runs/scaling/rates rates > experiments/scaling/runs.jsonl
     python -m experiments.tables collect runs/scaling/64x64 64x64 4096 >> experiments/scaling/runs.jsonl
-    python -m experiments.scaling.scaling rates
-    python -m experiments.scaling.scaling table
-    python -m experiments.scaling.scaling orders
-    python -m experiments.scaling.scaling texts
-    python -m experiments.scaling.scaling slopes
-    python -m experiments.scaling.scaling claims
-    python -m experiments.scaling.scaling controls
-    python -m experiments.scaling.scaling multiples
     python -m experiments.scaling.scaling failing
-    python -m experiments.scaling.scaling lengths
-    python -m experiments.scaling.scaling windows
-    python -m experiments.scaling.scaling training
-    python -m experiments.scaling.scaling power
-    python -m experiments.scaling.scaling published
+    python -m experiments.scaling.scaling fill
     python -m experiments.scaling.scaling figure
+
+The first word is a name of `TABLES`, whose tables are printed. `fill` writes all of them into the README, each after
+the line with its command. `figure` draws the two figures.
 
 A part of the data file is a cell of the study, named WIDTHxL. A control is named WIDTHxL-WHAT and differs in one thing:
 `heads`, `steps`, `offset`, `stdlib`, `bpe` or `times1`. `steps-times1` differs in two. `128x256-window` has the runs of
@@ -28,9 +19,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +69,8 @@ from posx.lab.plots import look, palette
 from posx.lab.plots.heat import triangle
 from posx.lab.plots.tables import RowTable, as_markdown
 
+#: A table of Markdown.
+TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 #: An encoding is level if R_4 is below the first, and fails if it is above the second. Above the third the level rose.
 LEVEL, FAILING, RISEN = 1.02, 1.5, 1.10
 #: Tau holds if its whole interval is above this.
@@ -439,42 +433,58 @@ def figure(cells: Sequence[Cell], anchors: Sequence[Anchor], path: Path) -> None
         drawn.savefig(path, dpi=120)
 
 
+def equal(runs: Sequence[Run]) -> list[Cell]:
+    """Return the cells of the design, and the controls with as many steps as width 128."""
+    return read_cells(runs, EQUAL_STEPS)
+
+
+def texts(runs: Sequence[Run]) -> list[str]:
+    """Return the orders and the numbers of other texts and tokens."""
+    first, *others = found = named_cells(runs, TEXTS)
+    return [orders((first, one) for one in others), table(found)]
+
+
+#: What each command prints of the runs, in Markdown.
+TABLES: dict[str, Callable[[Sequence[Run]], list[str]]] = {
+    "failing": lambda runs: [failing(pairs_of(equal(runs)))],
+    "lengths": lambda runs: [lengths(equal(runs))],
+    "windows": lambda runs: [windows(runs)],
+    "multiples": lambda runs: [multiples([*runs, *load("recipe", "t5_times_1")])],
+    "orders": lambda runs: [orders(pairs_of(equal(runs)))],
+    "table": lambda runs: [table(read_cells(runs))],
+    "slopes": lambda runs: [slopes(equal(runs))],
+    "texts": texts,
+    "published": lambda runs: [published(equal(runs), load_anchors())],
+    "controls": lambda runs: [controls(runs)],
+    "training": lambda runs: [as_markdown(training(runs))],
+    "rates": lambda _: [rates(load("scaling", part)) for part in RATES],
+    "power": lambda runs: [power(full_cells(runs))],
+    "claims": lambda runs: [markdown(["claim", "cells", "here", "verdict"], claims(read_cells(runs)))],
+}
+
+
+def filled(page: str, runs: Sequence[Run]) -> str:
+    """Return a page with the tables of each command made anew. They are the next ones after the command."""
+    for name, made in TABLES.items():
+        before, command, after = page.partition(f"    python -m experiments.scaling.scaling {name}\n")
+        new = TABLE.findall("\n\n".join([*made(runs), ""]))
+        page = before + command + TABLE.sub(lambda old: new.pop(0) if new else old[0], after)  # noqa: B023
+    return page
+
+
 def main(words: Sequence[str]) -> None:
     """Run the command that the first word names."""
+    runs, folder = load_runs(), HERE / "scaling"
     match words:
-        case ["failing"]:
-            print(failing(pairs_of(read_cells(load_runs(), EQUAL_STEPS))))
-        case ["lengths"]:
-            print(lengths(read_cells(load_runs(), EQUAL_STEPS)))
-            draw_triangle(load_runs(), HERE / "scaling" / "lengths.png")
-        case ["windows"]:
-            print(windows(load_runs()))
-        case ["training"]:
-            print(as_markdown(training(load_runs())))
-        case ["power"]:
-            print(power(full_cells(load_runs())))
-        case ["rates"]:
-            print(*(rates(load("scaling", part)) for part in RATES), sep="\n\n")
-        case ["controls"]:
-            print(controls(load_runs()))
-        case ["multiples"]:
-            print(multiples([*load_runs(), *load("recipe", "t5_times_1")]))
-        case ["table"]:
-            print(table(read_cells(load_runs())))
-        case ["orders"]:
-            print(orders(pairs_of(read_cells(load_runs(), EQUAL_STEPS))))
-        case ["texts"]:
-            cells = named_cells(load_runs(), TEXTS)
-            print(orders((cells[0], one) for one in cells[1:]), table(cells), sep="\n\n")
-        case ["published"]:
-            print(published(read_cells(load_runs(), EQUAL_STEPS), load_anchors()))
-        case ["slopes"]:
-            print(slopes(read_cells(load_runs(), EQUAL_STEPS)))
-        case ["claims"]:
-            print(markdown(["claim", "cells", "here", "verdict"], claims(read_cells(load_runs()))))
+        case [name] if name in TABLES:
+            print(*TABLES[name](runs), sep="\n\n")
+        case ["fill"]:
+            page = folder / "README.md"
+            page.write_text(filled(page.read_text(), runs))
         case ["figure"]:
-            cells = named_cells(load_runs(), itertools.chain(*FIGURE.values()))
-            figure(cells, load_anchors(), HERE / "scaling" / "scaling.png")
+            cells = named_cells(runs, itertools.chain(*FIGURE.values()))
+            figure(cells, load_anchors(), folder / "scaling.png")
+            draw_triangle(runs, folder / "lengths.png")
         case _:
             raise SystemExit(__doc__)
 

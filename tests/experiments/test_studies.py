@@ -11,7 +11,7 @@ import tomllib
 import numpy as np
 import pytest
 
-from experiments import anchors, tables
+from experiments import tables
 from experiments.encoders import encoders
 from experiments.intervals import coverage, unpaired, verdicts
 from experiments.leaderboard import leaderboard
@@ -123,21 +123,9 @@ def test_hidden_tokens_of_encoders():
 
 
 def test_sizes():
-    runs = cells.load_runs()
-    design, equal = cells.read_cells(runs), cells.read_cells(runs, cells.EQUAL_STEPS)
-    first, *texts = cells.named_cells(runs, scaling.TEXTS)
-    made = [
-        None, scaling.failing(cells.pairs_of(equal)), scaling.lengths(equal), scaling.windows(runs), None,
-        scaling.multiples([*runs, *load("recipe", "t5_times_1")]),
-        scaling.orders(cells.pairs_of(equal)), scaling.table(design), scaling.slopes(equal),
-        scaling.orders((first, one) for one in texts), scaling.table([first, *texts]),
-        scaling.published(equal, anchors.load_anchors()), scaling.controls(runs), None, None,
-        *(scaling.rates(load("scaling", part)) for part in scaling.RATES), scaling.power(scaling.full_cells(runs)),
-    ]  # fmt: skip
-    for number, table in enumerate(made):
-        assert table is None or bodies("scaling")[number] == of_markdown(table), number
-    assert bodies("scaling")[13:14] == list(map(cells_of, scaling.training(runs)))
-    assert bodies("scaling")[22] == list(map(list, scaling.claims(design)))
+    page = (tables.HERE / "scaling" / "README.md").read_text()
+    assert scaling.filled(page, cells.load_runs()) == page
+    assert all(f"scaling.scaling {name}\n" in page for name in scaling.TABLES)
 
 
 def test_hidden_patches_of_pictures():
