@@ -5,12 +5,13 @@
     python -m experiments.tables unpack experiments/variants/runs.jsonl runs/variants
     python -m experiments.tables report train_small > train_small.json
 
-`collect` prints one line of JSON for each finished run of a folder. A line holds the facts of the run (`hash`,
-`settings`, `encoding`, `seed`, `step`, `data_digest`, `env`), its measurements in `rows` and its training in `log`, as
-`Logged` has it. Older lines, and runs that were trained under another name, have no `log`. A third word names the part
-of the study (`part`). A fourth sums the losses over longer blocks of so many targets. `show` prints the tables that
-`posx plot` writes of each part. `unpack` writes the rows of a data file, or of one part, as run folders for `posx
-plot`; each part gets a folder of its own. `report` prints a report of the cost study as its bench wrote it.
+`collect` prints one line of JSON for each finished run of a folder, and for each run that has its weights. A line holds
+the facts of the run (`hash`, `settings`, `encoding`, `seed`, `step`, `data_digest`, `env`), its measurements in `rows`
+and its training in `log`, as `Logged` has it. Older lines, and runs that were trained under another name, have no
+`log`. A third word names the part of the study (`part`). A fourth sums the losses over longer blocks of so many
+targets. `show` prints the tables that `posx plot` writes of each part. `unpack` writes the rows of a data file, or of
+one part, as run folders for `posx plot`; each part gets a folder of its own. `report` prints a report of the cost study
+as its bench wrote it.
 
 A row of `eval.jsonl` is `facts | row`, see `rows_of`, with the version of rows and a checksum, which `unpack` adds.
 `collect` refuses a run with a damaged row.
@@ -38,6 +39,7 @@ from posx.lab.plots.convergence import convergence_tables
 from posx.lab.plots.points import Logged, read_log
 from posx.lab.plots.tables import RowTable, as_markdown, seed_count, tables
 from posx.lab.results.table import build_results, list_runs
+from posx.lab.runs.folder import RunFolder
 
 Run = dict[str, Any]
 Row = dict[str, Any]
@@ -64,17 +66,27 @@ def rows_of(runs: Iterable[Run]) -> list[Row]:
 
 
 def collect(folder: Path, part: str = "", block: int = 0) -> list[Run]:
-    """Return one line of the data file for each finished run of a folder. block: targets, 0 keeps the blocks."""
+    """Return one line of the data file for each finished run of a folder, and for each run with its weights.
+
+    The latter has a part of its own, such as "128x256-window" of the runs with the mask `window`.
+
+    block: sums are over so many targets, 0 keeps the blocks.
+    """
     runs = []
-    for done in sorted(folder.rglob("DONE")):
-        config, env = (json.loads((done.parent / name).read_text()) for name in ("config.json", "env.json"))
-        rows = [named(row) for row in read_row_file(done.parent / "eval.jsonl", refuse)]
+    for path in sorted(folder.rglob("eval.jsonl")):
+        own = RunFolder(path.parent)
+        trained, change = RunFolder(own.weights), own.path.name.partition("@")[2]
+        if not trained.done_file.exists():
+            continue
+        config, env = (json.loads(file.read_text()) for file in (trained.config_file, trained.env_file))
+        rows = [named(row) for row in read_row_file(path, refuse)]
         facts = {n: rows[0][n] for n in FACTS if n in rows[0] and all(row.get(n) == rows[0][n] for row in rows)}
         measured = [{n: value for n, value in row.items() if n not in facts} for row in rows]
+        name = "-".join(filter(None, (part, change)))
         runs.append({
-            **({"part": part} if part else {}), **facts, "num_params": config["num_params"], "env": named(env),
+            **({"part": name} if name else {}), **facts, "num_params": config["num_params"], "env": named(env),
             "rows": [row | coarser(row, block) if block else row for row in measured],
-            **({"log": [[rounded(value) for value in row] for row in log]} if (log := read_log(done.parent)) else {}),
+            **({"log": [[rounded(value) for value in row] for row in log]} if (log := read_log(own.path)) else {}),
         })  # fmt: skip
     return runs
 

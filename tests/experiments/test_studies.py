@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import re
+import shutil
 import statistics
 import tomllib
 
@@ -54,7 +55,12 @@ def test_collected_lines_give_the_rows_back(tmp_path):
     (tmp_path / "run").mkdir()
     for name, text in files.items():
         (tmp_path / "run" / name).write_text(text)
-    (run,) = tables.collect(tmp_path, "study")
+    (tmp_path / "run@window").mkdir()
+    (tmp_path / "run@window" / "eval.jsonl").write_text(files["eval.jsonl"])
+    (tmp_path / "run@window" / "weights.txt").write_text("../run")
+    run, window = tables.collect(tmp_path, "study")
+    assert window == {name: run[name] for name in run if name != "log"} | {"part": "study-window"}
+    shutil.rmtree(tmp_path / "run@window")
     assert tables.rows_of([run]) == rows and (run["part"], run["num_params"]) == ("study", 9)
     assert run["log"] == [[20, 1.14286, 1280, 40], [40, -1.71429, 2560, 80]]
     tables.unpack([run], tmp_path / "again")
