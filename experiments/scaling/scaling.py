@@ -10,9 +10,9 @@ The first word is a name of `TABLES`, whose tables are printed. `fill` writes al
 the line with its command. `figure` draws the two figures.
 
 A part of the data file is a cell of the study, named WIDTHxL. A control is named WIDTHxL-WHAT and differs in one thing:
-`heads`, `steps`, `offset`, `stdlib`, `bpe` or `times1`. `steps-times1` differs in two. `128x256-window` has the runs of
-`SEED` with attention to the last L tokens. `128x256-again` has seed 0 of RoPE on another processor. The parts of
-`RATES` try learning rates.
+`heads`, `steps`, `offset`, `stdlib`, `bpe` or `times1`. `steps-times1` differs in two. `PART-window-size=256` has the
+runs of a part with attention to the last 256 tokens. `128x256-again` has seed 0 of RoPE on another processor. The parts
+of `RATES` try learning rates.
 """
 
 from __future__ import annotations
@@ -79,8 +79,10 @@ HOLDS = 0.6
 TEXTS = ("64, L = 64", "64, stdlib", "64, bpe")
 #: The parts that try learning rates: widths 64 and 32, and widths 32 and 256 with the steps of width 64.
 RATES = ("rates", "rates32", "rates32-steps", "rates256-steps")
-#: The seed of the cell 128x256 that was measured with a window too, and whose training is shown.
+#: The seed of the cell 128x256 whose training is shown.
 SEED = 1
+#: The parts that were measured with windows of L too, by the name of their cells.
+WINDOWED = {"64, L = 256, steps": "64x256-steps", "128, L = 256": "128x256"}
 REFERENCE = "rope"
 #: The encodings that fail at L = 64 at both widths.
 SIX = ("sinusoidal", "rope", "rope(frequencies=whole_turns)", "darope", "cope", "nope")
@@ -93,11 +95,12 @@ T5_PARTS = {
 }  # fmt: skip
 #: The cells of the figure with their names there, in groups. Lines join the cells of a group.
 FIGURE = {
-    "width, design": {"64, L = 64": "64", "128, L = 64": "128"},
-    "width, 1,200 steps": {"64, steps": "64", "128, L = 64": "128", "256, steps": "256\nn = 1"},
-    "L at width 64": {"64, L = 64": "64", "64, L = 128": "128", "64, L = 256": "256"},
-    "L at width 128": {"128, L = 64": "64", "128, L = 256": "256\nn = 2"},
-    "text at width 64": {"64, stdlib": "code", "64, L = 64": "novels", "64, bpe": "BPE"},
+    "width,\ndesign": {"64, L = 64": "64", "128, L = 64": "128"},
+    "width,\n1,200 steps": {"64, steps": "64", "128, L = 64": "128", "256, steps": "256\nn = 1"},
+    "width,\nL = 256": {"64, L = 256, steps": "64", "128, L = 256": "128"},
+    "L at\nwidth 64": {"64, L = 64": "64", "64, L = 128": "128", "64, L = 256": "256"},
+    "L at\nwidth 128": {"128, L = 64": "64", "128, L = 256": "256"},
+    "text at\nwidth 64": {"64, stdlib": "code", "64, L = 64": "novels", "64, bpe": "BPE"},
 }
 
 
@@ -168,17 +171,19 @@ def lengths(cells: Sequence[Cell], length: int = 256) -> str:
 
 
 def windows(runs: Sequence[Run]) -> str:
-    """Return perplexity at L and at 4 L, and that at 4 L with attention to the last L tokens, as Markdown.
-
-    The last column has the first over the second at 4 L: above 1 the model is better off with less context.
-    """
-    seed = (run for run in runs if run["seed"] == SEED)
-    parts, body = by_part(seed), []
-    whole, window = ({run["encoding"]: Seeds([run]) for run in parts[p]} for p in ("128x256", "128x256-window"))
+    """Return R_4 and that with attention to the last L tokens, of the seeds that were measured so, as Markdown."""
+    parts, body = by_part(runs), []
     for name in ENCODINGS:
-        (at,), (far,), (near,) = (one[name].values("ppl", k) for one, k in ((whole, 1), (whole, 4), (window, 4)))
-        body.append([f"`{name}`", *(f"{ppl:.3f}" for ppl in (at, far, near)), f"{far / near:.3f}"])
-    return markdown(["encoding", "L", "4 L", "4 L, window of L", "4 L / with window"], body)
+        texts = [f"`{name}`"]
+        for part in WINDOWED.values():
+            trained = {run["seed"]: run for run in parts[part] if run["encoding"] == name}
+            window = [run for run in parts[f"{part}-window-size=256"] if run["encoding"] == name]
+            whole = [trained[run["seed"]] for run in window]
+            at = Seeds(whole).values("ppl")
+            texts += [cell(np.divide(Seeds(own).values("ppl", 4), at)) for own in (whole, window)]
+        body.append(texts)
+    columns = [f"{title}: {what}" for title in WINDOWED for what in ("R_4", "with a window of L")]
+    return markdown(["encoding", *columns], body)
 
 
 def training(runs: Sequence[Run]) -> list[RowTable]:
@@ -391,14 +396,14 @@ def figure(cells: Sequence[Cell], anchors: Sequence[Anchor], path: Path) -> None
     here = next(one for one in cells if one.part == LEADERBOARD)
     looks = {name: made for (name, _), made in palette.looks([(name, "") for name in here.encodings]).items()}
     with look.style():
-        drawn, axes = plt.subplots(1, 3, figsize=(17, 5.2), layout="constrained", width_ratios=(1.3, 1.3, 0.7))
+        drawn, axes = plt.subplots(1, 3, figsize=(18, 5.2), layout="constrained", width_ratios=(1.5, 1.5, 0.7))
         for axis, factor in zip(axes, (1, 4), strict=False):
             ticks, right = dict[float, str](), -1.5
             for title, group in FIGURE.items():
                 places = [right + 1.5 + number for number in range(len(group))]
                 ticks |= zip(places, group.values(), strict=True)
                 below = {"xycoords": ("data", "axes fraction"), "ha": "center", "fontsize": 8}
-                axis.annotate(title, (sum(places) / len(places), -0.13), **below)
+                axis.annotate(title, (sum(places) / len(places), -0.16), **below)
                 right = places[-1]
                 joined = align(*(found[name] for name in group))
                 for place, name in enumerate(joined[0].encodings):
