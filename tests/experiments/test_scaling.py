@@ -6,7 +6,9 @@ import scipy.stats
 
 from experiments.anchors import Anchor
 from experiments.scaling.cells import Cell, groups, kendall, pick, slope, swaps, tau, tau_of_single_seeds
-from experiments.scaling.scaling import claims, lengths, power, published
+from experiments.scaling.measured import lengths, power
+from experiments.scaling.orders import claims
+from experiments.scaling.published import published
 from tests.experiments.readme import of_markdown
 
 NAMES = tuple(f"e{number}" for number in range(12))

@@ -1,0 +1,90 @@
+"""The figures of the study of sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from experiments.anchors import Anchor
+from experiments.scaling.cells import LEADERBOARD, Cell, align, score, single_seeds
+from experiments.scaling.published import stated
+from experiments.tables import Run, row_tables
+from posx.lab.plots import look, palette
+from posx.lab.plots.heat import triangle
+
+REFERENCE = "rope"
+#: The parts of the triangle of training length by evaluation length.
+TRIANGLE = ("64x64", "64x128", "64x256")
+#: The cells of the figure with their names there, in groups. Lines join the cells of a group.
+FIGURE = {
+    "width,\ndesign": {"64, L = 64": "64", "128, L = 64": "128"},
+    "width,\n1,200 steps": {"64, steps": "64", "128, L = 64": "128", "256, steps": "256\nn = 1"},
+    "width,\nL = 256": {"64, L = 256, steps": "64", "128, L = 256": "128"},
+    "L at\nwidth 64": {"64, L = 64": "64", "64, L = 128": "128", "64, L = 256": "256"},
+    "L at\nwidth 128": {"128, L = 64": "64", "128, L = 256": "256"},
+    "text at\nwidth 64": {"64, stdlib": "code", "64, L = 64": "novels", "64, bpe": "BPE"},
+}
+
+
+def draw_triangle(runs: Sequence[Run], path: Path) -> None:
+    """Draw perplexity by training length and evaluation length, a map for each encoding, of the parts `TRIANGLE`."""
+    made = row_tables([run for run in runs if run["part"] in TRIANGLE])
+    panels = {one.panel.train_len: one.panel for one in made if one.panel}  # the table of all lengths repeats one
+    with look.style():
+        triangle(list(panels.values())).savefig(path, dpi=110, bbox_inches="tight")
+
+
+def figure(cells: Sequence[Cell], anchors: Sequence[Anchor], path: Path) -> None:
+    """Draw perplexity at L over RoPE's, and R_4, of each cell, and published R_4 over those of `LEADERBOARD`.
+
+    cells: those of `FIGURE`. Points are seeds, lines join the means of a group.
+    """
+    import matplotlib.pyplot as plt
+
+    found = {one.name: one for one in cells}
+    here = next(one for one in cells if one.part == LEADERBOARD)
+    looks = {name: made for (name, _), made in palette.looks([(name, "") for name in here.encodings]).items()}
+    with look.style():
+        drawn, axes = plt.subplots(1, 3, figsize=(18, 5.2), layout="constrained", width_ratios=(1.5, 1.5, 0.7))
+        for axis, factor in zip(axes, (1, 4), strict=False):
+            ticks, right = dict[float, str](), -1.5
+            for title, group in FIGURE.items():
+                places = [right + 1.5 + number for number in range(len(group))]
+                ticks |= zip(places, group.values(), strict=True)
+                below = {"xycoords": ("data", "axes fraction"), "ha": "center", "fontsize": 8}
+                axis.annotate(title, (sum(places) / len(places), -0.16), **below)
+                right = places[-1]
+                joined = align(*(found[name] for name in group))
+                for place, name in enumerate(joined[0].encodings):
+                    rows = [single_seeds(one, factor)[:, [place, one.encodings.index(REFERENCE)]] for one in joined]
+                    each = [np.exp(row[:, 0] - (row[:, 1] if factor == 1 else 0)) for row in rows]
+                    style = looks[name]
+                    means = [values.mean() for values in each]
+                    line = axis.plot(places, means, linestyle=style.dashes, marker=style.marker, color=style.color)
+                    line[0].set_label(name if not places[0] else None)
+                    for at, values in zip(places, each, strict=True):
+                        axis.plot([at] * len(values), values, "o", markersize=1.8, color=style.color)
+            axis.set_xticks(list(ticks), ticks.values(), size=7)
+            look.log_axis(axis, [float(value) for line in axis.lines for value in line.get_ydata()])
+        ours = dict(zip(here.encodings, np.exp(score(here.values, 4)), strict=True))
+        for anchor in anchors:
+            for name in anchor.perplexity:
+                if name in ours and math.isfinite(value := stated(anchor, name, 4)):
+                    axes[2].plot(ours[name], value, looks[name].marker, color=looks[name].color)
+        look.log_axis(axes[2], [float(value) for line in axes[2].lines for value in line.get_ydata()])
+        axes[2].axline((1, 1), (2, 2), color="grey", linewidth=0.7)
+        axes[2].set_xscale("log")
+        axes[2].set_xticks([1, 2, 3, 5], ["1", "2", "3", "5"])
+        axes[2].set_xticks([], minor=True)
+        axes[2].set(
+            xlabel="R_4 here, at width 128",
+            ylabel="published R_4, 44 M to 1.3 B",
+            title="Published models (line: equal)",
+        )
+        axes[0].set(ylabel="perplexity / RoPE's", title="At L")
+        axes[1].set(ylabel="R_4 = PPL(4 L) / PPL(L)", title="Beyond L")
+        drawn.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
+        drawn.savefig(path, dpi=120)
