@@ -17,6 +17,8 @@ from posx.lab.plots.tables import RowTable
 
 #: The parts that try learning rates: widths 64 and 32, and widths 32 and 256 with the steps of width 64.
 RATES = ("rates", "rates32", "rates32-steps", "rates256-steps")
+#: The parts whose learning rate was changed too, at L = 256, by the seed of that.
+RATES_AT_256 = {"64x256-steps": 1, "128x256": 2}
 #: The seed of the cell 128x256 whose training is shown.
 SEED = 1
 #: The parts that were measured with windows of L too, by the name of their cells.
@@ -151,3 +153,14 @@ def rates(runs: Sequence[Run]) -> str:
         )
         body.append([f"`{name}`", *texts])
     return markdown(["encoding", *(f"{rate:g}" for rate in columns)], body)
+
+
+def rates_at_256(runs: Sequence[Run]) -> list[str]:
+    """Return the tables of `rates` for the parts `RATES_AT_256`, with their own rate beside the others."""
+    parts, made = by_part(runs), []
+    for part, seed in RATES_AT_256.items():
+        tried = parts[f"{part}-rates"]
+        names = {run["encoding"] for run in tried}
+        usual = (run for run in parts[part] if run["seed"] == seed and run["encoding"] in names)
+        made.append(rates([*tried, *usual]))
+    return made

@@ -10,9 +10,9 @@ The first word is a name of `TABLES`, whose tables are printed. `fill` writes al
 the line with its command. `figure` draws the two figures.
 
 A part of the data file is a cell of the study, named WIDTHxL. A control is named WIDTHxL-WHAT and differs in one thing:
-`heads`, `steps`, `offset`, `stdlib`, `bpe` or `times1`. `steps-times1` differs in two. `PART-window-size=256` has the
-runs of a part with attention to the last 256 tokens. `128x256-again` has seed 0 of RoPE on another processor. The parts
-of `RATES` try learning rates.
+`heads`, `steps`, `offset`, `stdlib`, `bpe`, `times1` or `rates`. `steps-times1` differs in two. `PART-window-size=256`
+has the runs of a part with attention to the last 256 tokens. `128x256-again` has seed 0 of RoPE on another processor.
+The parts of `RATES` try learning rates.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from experiments.scaling.measured import (
     multiples,
     power,
     rates,
+    rates_at_256,
     table,
     training,
     windows,
@@ -64,7 +65,7 @@ TABLES: dict[str, Callable[[Sequence[Run]], list[str]]] = {
     "published": lambda runs: [published(equal(runs), load_anchors())],
     "controls": lambda runs: [controls(runs)],
     "training": lambda runs: [as_markdown(training(runs))],
-    "rates": lambda _: [rates(load("scaling", part)) for part in RATES],
+    "rates": lambda runs: [*(rates(load("scaling", part)) for part in RATES), *rates_at_256(runs)],
     "power": lambda runs: [power(full_cells(runs))],
     "claims": lambda runs: [markdown(["claim", "cells", "here", "verdict"], claims(read_cells(runs)))],
 }
