@@ -62,7 +62,7 @@ def load_runs() -> list[Run]:
 
 
 def read_cells(runs: Sequence[Run], controls: Sequence[str] = ()) -> list[Cell]:
-    """Return the cells of the first text, by training length and width. Only seeds that all encodings have count.
+    """Return the cells of the first text, by training length and width. A cell has the seeds that all encodings have.
 
     controls: parts that count as cells too.
     """
@@ -73,7 +73,9 @@ def read_cells(runs: Sequence[Run], controls: Sequence[str] = ()) -> list[Cell]:
             continue
         width, length, control = int(found[1]), int(found[2]), found[3]
         by_name = {name: {run["seed"]: run for run in own} for name, own in by_setting(members).items()}
-        common = sorted(set.intersection(*map(set, by_name.values())))
+        common = sorted(set.intersection(*(set(by_name.get(name, ())) for name in ENCODINGS)))
+        if not common:
+            continue
         values = np.full((len(by_name), len(common), len(FACTORS)), np.nan)
         for line, own in enumerate(by_name.values()):
             seeds = Seeds([own[seed] for seed in common])

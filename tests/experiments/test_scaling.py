@@ -5,7 +5,18 @@ import pytest
 import scipy.stats
 
 from experiments.anchors import Anchor
-from experiments.scaling.cells import Cell, groups, kendall, pick, slope, swaps, tau, tau_of_single_seeds
+from experiments.scaling.cells import (
+    Cell,
+    groups,
+    kendall,
+    load_runs,
+    pick,
+    read_cells,
+    slope,
+    swaps,
+    tau,
+    tau_of_single_seeds,
+)
 from experiments.scaling.measured import lengths, power
 from experiments.scaling.orders import claims
 from experiments.scaling.published import published
@@ -123,3 +134,9 @@ def test_published_orders_are_set_beside_the_cells():
         ["R_4", "random orders: 2 ± 1, at most 3", "2 of 3", "", " |"],
         ["R_4", "random orders: 0 ± 0, at most 1", "1 of 1", "", " |"],
     ]  # fmt: skip
+
+
+def test_a_cell_that_lacks_an_encoding_is_not_shown():
+    """A study that stops between two runs leaves such a cell."""
+    runs = [run for run in load_runs() if (run["part"], run["encoding"]) != ("64x128", "t5")]
+    assert {one.part for one in read_cells(load_runs())} - {one.part for one in read_cells(runs)} == {"64x128"}
