@@ -33,14 +33,16 @@ def _probe(path: Path) -> None:
     """Raise OSError if the lock at `path` is held. Probes share it where the system can, so none sees another."""
     try:
         import fcntl
-    except ImportError:  # on Windows a probe acquires the lock
+
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except (ImportError, OSError):  # Windows, or a file system without such locks: filelock knows another way
         from filelock import FileLock
 
         with FileLock(path).acquire(timeout=PROBE_SECONDS, poll_interval=PROBE_SECONDS / 20):
             pass
-    else:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def _description_file(path: Path) -> Path:

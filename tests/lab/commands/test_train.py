@@ -1,7 +1,10 @@
 """`posx train`: its folder, its messages, and the texts, folders and losses that end it."""
 
 import dataclasses
+import errno
+import fcntl
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -14,7 +17,7 @@ import pytest
 
 import posx
 from posx.lab.data import ByteTokenizer
-from posx.lab.files.locks import holder
+from posx.lab.files.locks import holder, lock
 from posx.lab.runs.folder import RunFolder
 from posx.lab.training import loop
 from posx.lab.training.checkpoints import Checkpoints
@@ -161,6 +164,21 @@ def test_probes_of_a_lock_do_not_see_each_other_as_its_holder(tmp_path):
     (tmp_path / ".lock.holder").write_text("process 1, long dead")
     with ThreadPoolExecutor(4) as several:
         assert set(several.map(lambda _: holder(lock), range(2000))) == {""}
+
+
+def test_a_lock_is_probed_where_it_cannot_be_shared(tmp_path, monkeypatch):
+    """Some file systems have no locks that probes can share."""
+    system = fcntl.flock
+
+    def flock(file, operation):
+        if operation & fcntl.LOCK_SH:
+            raise OSError(errno.ENOSYS, "not implemented")
+        system(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with lock(tmp_path / ".lock", busy=pytest.fail):
+        assert holder(tmp_path / ".lock").startswith(f"process {os.getpid()} ")
+    assert holder(tmp_path / ".lock") == ""
 
 
 def test_a_run_folder_holds_what_it_should(whole):
