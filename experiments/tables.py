@@ -68,7 +68,7 @@ def rows_of(runs: Iterable[Run]) -> list[Row]:
 def collect(folder: Path, part: str = "", block: int = 0) -> list[Run]:
     """Return one line of the data file for each finished run of a folder, and for each run with its weights.
 
-    The latter has a part of its own, such as "128x256-window" of the runs with the mask `window`.
+    The latter has a part of its own, such as "128x256-window-size=256" of the runs with windows of 256 tokens.
 
     block: sums are over so many targets, 0 keeps the blocks.
     """

@@ -13,11 +13,11 @@ from scipy import stats
 from configs.scaling import ENCODINGS, learning_rate
 from experiments.scaling.cells import APART, CONTROLS, FACTORS, LEADERBOARD, NEAR, Cell, align, read_cells, score
 from experiments.tables import Run, Seeds, by_part, by_setting, cell, markdown, training_tables
-from posx.lab.plots.tables import RowTable
+from posx.lab.plots.tables import as_markdown
 
 #: The parts that try learning rates: widths 64 and 32, and widths 32 and 256 with the steps of width 64.
 RATES = ("rates", "rates32", "rates32-steps", "rates256-steps")
-#: The parts whose learning rate was changed too, at L = 256, by the seed of that.
+#: {part: seed} of the cells with L = 256 that ran at half and twice their learning rate too, in the part PART-rates.
 RATES_AT_256 = {"64x256-steps": 1, "128x256": 2}
 #: The seed of the cell 128x256 whose training is shown.
 SEED = 1
@@ -70,19 +70,18 @@ def windows(runs: Sequence[Run]) -> str:
     for name in ENCODINGS:
         texts = [f"`{name}`"]
         for part in WINDOWED.values():
-            trained = {run["seed"]: run for run in parts[part] if run["encoding"] == name}
             window = [run for run in parts[f"{part}-window-size=256"] if run["encoding"] == name]
-            whole = [trained[run["seed"]] for run in window]
-            at = Seeds(whole).values("ppl")
-            texts += [cell(np.divide(Seeds(own).values("ppl", 4), at)) for own in (whole, window)]
+            seeds = {run["seed"] for run in window}
+            whole = [run for run in parts[part] if run["encoding"] == name and run["seed"] in seeds]
+            texts += [cell(Seeds(own).ratios(4)) for own in (whole, window)]
         body.append(texts)
     columns = [f"{title}: {what}" for title in WINDOWED for what in ("R_4", "with a window of L")]
     return markdown(["encoding", *columns], body)
 
 
-def training(runs: Sequence[Run]) -> list[RowTable]:
-    """Return the table of the steps to a training loss of the cell 128x256, of one seed."""
-    return training_tables(run for run in runs if run["part"] == "128x256" and run["seed"] == SEED)
+def training(runs: Sequence[Run]) -> str:
+    """Return the steps to a training loss of the cell 128x256, of one seed, as Markdown."""
+    return as_markdown(training_tables(run for run in runs if run["part"] == "128x256" and run["seed"] == SEED))
 
 
 def power(cells: Iterable[Cell]) -> str:
@@ -155,9 +154,10 @@ def rates(runs: Sequence[Run]) -> str:
     return markdown(["encoding", *(f"{rate:g}" for rate in columns)], body)
 
 
-def rates_at_256(runs: Sequence[Run]) -> list[str]:
-    """Return the tables of `rates` for the parts `RATES_AT_256`, with their own rate beside the others."""
-    parts, made = by_part(runs), []
+def rate_tables(runs: Sequence[Run]) -> list[str]:
+    """Return the table of `rates` of each part that tries learning rates."""
+    parts = by_part(runs)
+    made = [rates(parts[part]) for part in RATES]
     for part, seed in RATES_AT_256.items():
         tried = parts[f"{part}-rates"]
         names = {run["encoding"] for run in tried}

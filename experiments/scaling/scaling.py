@@ -26,14 +26,12 @@ from experiments.anchors import load_anchors
 from experiments.scaling import figures
 from experiments.scaling.cells import EQUAL_STEPS, Cell, load_runs, named_cells, pairs_of, read_cells
 from experiments.scaling.measured import (
-    RATES,
     controls,
     full_cells,
     lengths,
     multiples,
     power,
-    rates,
-    rates_at_256,
+    rate_tables,
     table,
     training,
     windows,
@@ -41,8 +39,9 @@ from experiments.scaling.measured import (
 from experiments.scaling.orders import claims, failing, orders, slopes, texts
 from experiments.scaling.published import published
 from experiments.tables import HERE, Run, load, markdown
-from posx.lab.plots.tables import as_markdown
 
+#: A line of a page with a command, and its name.
+COMMAND = re.compile(r"^(    python -m experiments\.scaling\.scaling (\w+)\n)", re.MULTILINE)
 #: A table of Markdown.
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 
@@ -52,7 +51,7 @@ def equal(runs: Sequence[Run]) -> list[Cell]:
     return read_cells(runs, EQUAL_STEPS)
 
 
-#: What each command prints of the runs, in Markdown.
+#: {command: the function that makes its tables of the runs, in Markdown}.
 TABLES: dict[str, Callable[[Sequence[Run]], list[str]]] = {
     "failing": lambda runs: [failing(pairs_of(equal(runs)))],
     "lengths": lambda runs: [lengths(equal(runs))],
@@ -64,20 +63,32 @@ TABLES: dict[str, Callable[[Sequence[Run]], list[str]]] = {
     "texts": texts,
     "published": lambda runs: [published(equal(runs), load_anchors())],
     "controls": lambda runs: [controls(runs)],
-    "training": lambda runs: [as_markdown(training(runs))],
-    "rates": lambda runs: [*(rates(load("scaling", part)) for part in RATES), *rates_at_256(runs)],
+    "training": lambda runs: [training(runs)],
+    "rates": rate_tables,
     "power": lambda runs: [power(full_cells(runs))],
     "claims": lambda runs: [markdown(["claim", "cells", "here", "verdict"], claims(read_cells(runs)))],
 }
 
 
 def filled(page: str, runs: Sequence[Run]) -> str:
-    """Return a page with the tables of each command made anew. They are the next ones after the command."""
-    for name, made in TABLES.items():
-        before, command, after = page.partition(f"    python -m experiments.scaling.scaling {name}\n")
-        new = TABLE.findall("\n\n".join([*made(runs), ""]))
-        page = before + command + TABLE.sub(lambda old: new.pop(0) if new else old[0], after)  # noqa: B023
-    return page
+    """Return a page with the tables of each command made anew. They are the first ones after the command.
+
+    Raises SystemExit if fewer tables than the command prints stand between it and the next command.
+    """
+    text, *found = COMMAND.split(page)
+    for line, name, section in zip(found[::3], found[1::3], found[2::3], strict=True):
+        made = TABLE.findall("\n\n".join([*TABLES[name](runs), ""])) if name in TABLES else []
+        text += line + with_tables(section, made)
+    return text
+
+
+def with_tables(section: str, made: Sequence[str]) -> str:
+    """Return a text with these tables in place of its first ones. Raises SystemExit if it has fewer."""
+    left = iter(made)
+    text = TABLE.sub(lambda old: next(left, old[0]), section)
+    if extra := next(left, ""):
+        raise SystemExit(f"the page has no place for the table that begins with {extra.splitlines()[0]}")
+    return text
 
 
 def main(words: Sequence[str]) -> None:
