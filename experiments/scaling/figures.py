@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from experiments.anchors import Anchor
 from experiments.scaling.cells import LEADERBOARD, Cell, align, score, single_seeds
@@ -44,47 +45,59 @@ def figure(cells: Sequence[Cell], anchors: Sequence[Anchor], path: Path) -> None
     """
     import matplotlib.pyplot as plt
 
-    found = {one.name: one for one in cells}
     here = next(one for one in cells if one.part == LEADERBOARD)
     looks = {name: made for (name, _), made in palette.looks([(name, "") for name in here.encodings]).items()}
     with look.style():
-        drawn, axes = plt.subplots(1, 3, figsize=(18, 5.2), layout="constrained", width_ratios=(1.5, 1.5, 0.7))
-        for axis, factor in zip(axes, (1, 4), strict=False):
-            ticks, right = dict[float, str](), -1.5
-            for title, group in FIGURE.items():
-                places = [right + 1.5 + number for number in range(len(group))]
-                ticks |= zip(places, group.values(), strict=True)
-                below = {"xycoords": ("data", "axes fraction"), "ha": "center", "fontsize": 8}
-                axis.annotate(title, (sum(places) / len(places), -0.16), **below)
-                right = places[-1]
-                joined = align(*(found[name] for name in group))
-                for place, name in enumerate(joined[0].encodings):
-                    rows = [single_seeds(one, factor)[:, [place, one.encodings.index(REFERENCE)]] for one in joined]
-                    each = [np.exp(row[:, 0] - (row[:, 1] if factor == 1 else 0)) for row in rows]
-                    style = looks[name]
-                    means = [values.mean() for values in each]
-                    line = axis.plot(places, means, linestyle=style.dashes, marker=style.marker, color=style.color)
-                    line[0].set_label(name if not places[0] else None)
-                    for at, values in zip(places, each, strict=True):
-                        axis.plot([at] * len(values), values, "o", markersize=1.8, color=style.color)
-            axis.set_xticks(list(ticks), ticks.values(), size=7)
-            look.log_axis(axis, [float(value) for line in axis.lines for value in line.get_ydata()])
-        ours = dict(zip(here.encodings, np.exp(score(here.values, 4)), strict=True))
-        for anchor in anchors:
-            for name in anchor.perplexity:
-                if name in ours and math.isfinite(value := stated(anchor, name, 4)):
-                    axes[2].plot(ours[name], value, looks[name].marker, color=looks[name].color)
-        look.log_axis(axes[2], [float(value) for line in axes[2].lines for value in line.get_ydata()])
-        axes[2].axline((1, 1), (2, 2), color="grey", linewidth=0.7)
-        axes[2].set_xscale("log")
-        axes[2].set_xticks([1, 2, 3, 5], ["1", "2", "3", "5"])
-        axes[2].set_xticks([], minor=True)
-        axes[2].set(
-            xlabel="R_4 here, at width 128",
-            ylabel="published R_4, 44 M to 1.3 B",
-            title="Published models (line: equal)",
+        drawn, (at, beyond, papers) = plt.subplots(
+            1, 3, figsize=(18, 5.2), layout="constrained", width_ratios=(1.5, 1.5, 0.7)
         )
-        axes[0].set(ylabel="perplexity / RoPE's", title="At L")
-        axes[1].set(ylabel="R_4 = PPL(4 L) / PPL(L)", title="Beyond L")
-        drawn.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
+        at.set(ylabel="perplexity / RoPE's", title="At L")
+        draw_cells(at, cells, 1, looks)
+        beyond.set(ylabel="R_4 = PPL(4 L) / PPL(L)", title="Beyond L")
+        draw_cells(beyond, cells, 4, looks)
+        draw_published(papers, here, anchors, looks)
+        drawn.legend(*at.get_legend_handles_labels(), loc="outside right center", fontsize=8)
         drawn.savefig(path, dpi=120)
+
+
+def draw_cells(axis: Axes, cells: Sequence[Cell], factor: int, looks: Mapping[str, palette.Look]) -> None:
+    """Draw a column for each cell of `FIGURE`: perplexity at L over RoPE's if `factor` is 1, and R_k beyond L."""
+    found = {one.name: one for one in cells}
+    ticks, right = dict[float, str](), -1.5
+    for title, group in FIGURE.items():
+        places = [right + 1.5 + number for number in range(len(group))]
+        ticks |= zip(places, group.values(), strict=True)
+        right = places[-1]
+        middle = sum(places) / len(places)
+        axis.annotate(title, (middle, -0.16), xycoords=("data", "axes fraction"), ha="center", fontsize=8)
+        joined = align(*(found[name] for name in group))
+        for place, name in enumerate(joined[0].encodings):
+            rows = [single_seeds(one, factor)[:, [place, one.encodings.index(REFERENCE)]] for one in joined]
+            each = [np.exp(row[:, 0] - (row[:, 1] if factor == 1 else 0)) for row in rows]
+            style = looks[name]
+            means = [values.mean() for values in each]
+            line = axis.plot(places, means, linestyle=style.dashes, marker=style.marker, color=style.color)
+            line[0].set_label(name if not places[0] else None)
+            for at, values in zip(places, each, strict=True):
+                axis.plot([at] * len(values), values, "o", markersize=1.8, color=style.color)
+    axis.set_xticks(list(ticks), ticks.values(), size=7)
+    look.log_axis(axis, [float(value) for line in axis.lines for value in line.get_ydata()])
+
+
+def draw_published(axis: Axes, here: Cell, anchors: Sequence[Anchor], looks: Mapping[str, palette.Look]) -> None:
+    """Draw published R_4 over that of the same encoding in a cell."""
+    ours = dict(zip(here.encodings, np.exp(score(here.values, 4)), strict=True))
+    for anchor in anchors:
+        for name in anchor.perplexity:
+            if name in ours and math.isfinite(value := stated(anchor, name, 4)):
+                axis.plot(ours[name], value, looks[name].marker, color=looks[name].color)
+    look.log_axis(axis, [float(value) for line in axis.lines for value in line.get_ydata()])
+    axis.axline((1, 1), (2, 2), color="grey", linewidth=0.7)
+    axis.set_xscale("log")
+    axis.set_xticks([1, 2, 3, 5], ["1", "2", "3", "5"])
+    axis.set_xticks([], minor=True)
+    axis.set(
+        xlabel="R_4 here, at width 128",
+        ylabel="published R_4, 44 M to 1.3 B",
+        title="Published models (line: equal)",
+    )
