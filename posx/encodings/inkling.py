@@ -31,7 +31,7 @@ class Inkling(Encoding):
     causal_only = True
     about = About(
         "https://huggingface.co/thinkingmachines/Inkling",
-        "partly: no position signal beyond the extent; rises from 6 L in our small study",
+        "partly: no position signal beyond the extent; rises from 4 to 6 L in our small study",
         lr_multiplier=3.0,  # 0.01 nats a byte better than 1; 10 is worse than both, see experiments/leaderboard
     )
 

@@ -51,7 +51,7 @@ class Path(Encoding):
     decayed = frozenset({"down", "up", "kernel", "u"})
     about = About(
         "arXiv 2505.16381",
-        "falls to about 4 L, half of which is lost by 16 L in our small study; stable to 8 L in its paper",
+        "falls to about 4 L, three quarters of which is lost by 16 L in our small study; stable to 8 L in its paper",
     )
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:

@@ -70,6 +70,14 @@ def test_failures_under_windows_of_l_are_named() -> None:
         assert f"rope under window(size=64): out of memory at {place}" in words(figure)
 
 
+def test_thin_lines_of_fewer_seeds_are_named() -> None:
+    """A thin line of one seed lay below a curve of two, and its own seed did not."""
+    second = measured("rope", ppl=6.0, run_id="rope-s1", hash="rope-s1", seed=1)
+    (panel,) = panels([*measured("rope"), *second, *under_window("rope", 64)])
+    for figure in (curves.extrapolation(panel), curves.ratio(panel)):
+        assert "Thin lines of 1 of 2 runs of their curves, so seeds make part of the gap: rope" in words(figure)
+
+
 def test_other_windows_are_curves_of_their_own() -> None:
     made = [*measured("rope"), *under_window("rope", 32)]
     assert set(legend(curves.extrapolation(panels(made)[0]))) == {"rope", "rope under window(size=32)"}

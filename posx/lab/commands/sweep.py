@@ -12,7 +12,7 @@ from typing import Any
 from posx.errors import ConfigError, Damaged, OutOfMemoryError, PartialFailure, PosxError, WorkdirError
 from posx.lab.argv.settings import AXES, settings
 from posx.lab.commands import work_folder
-from posx.lab.config import RunConfig, Sections
+from posx.lab.config import RunConfig, Sections, encoding_fields
 from posx.lab.config.sections import LISTS
 from posx.lab.files.copies import CopyTarget
 from posx.lab.progress import group_by_reason, quantity
@@ -148,8 +148,12 @@ def _unused_words(values: dict[str, Any], config: Sections, jobs: Sequence[Job])
 
 
 def _is_idle(values: dict[str, Any], config: Sections) -> bool:
-    """Return whether the argument of the config file changes no run of the sweep, and is not the encoding of all."""
+    """Return whether the argument of the config file names an encoding, and the sweep makes the same runs without it.
+
+    An argument of another kind may be the default of the file, as 64x64 is of `scaling`.
+    """
     with contextlib.suppress(ConfigError), contextlib.redirect_stderr(io.StringIO()):  # some files need an argument
+        encoding_fields(values["config"].partition(":")[2])
         default = values["without_argument"]()
         runs, others = ([point_run(one, point) for point in sweep_points(one)] for one in (config, default))
         return runs == others and any(run.encoding != config.encoding for run in runs)

@@ -123,6 +123,7 @@ def notes(panels: Sequence[Panel], points: Sequence[Curve], unit: str = "") -> l
         *shared_settings_line(curves, on_axes),
         *_failures(points, unit),
         *fewer_runs(points, unit),
+        *_fewer_windows(panels),
         *omission_lines(pd.concat([panel.left_out for panel in panels])),
         *_rescore_command(rows),
         *unfinished_lines(rows),
@@ -197,6 +198,21 @@ def fewer_runs(curves: Sequence[Curve], unit: str) -> list[str]:
             names = [look.length_name(point.x) for point, n in zip(curve.points, runs, strict=True) if n == few]
             lines.append(f"{look.one_line(curve.label)}: {few} of {max(runs)} runs measured at {unit}{_places(names)}")
     return _first(lines, 6, "curves of fewer runs at some lengths")
+
+
+def _fewer_windows(panels: Sequence[Panel]) -> list[str]:
+    """Return lines on windows of L that have fewer runs than the curves of the same weights, so that means differ."""
+    runs = [{one.label: len(one.runs) for one in panel.curves} for panel in panels]
+    said = _group_names(
+        (f"{len(one.runs)} of {own[one.window_of]}", one.window_of)
+        for panel, own in zip(panels, runs, strict=True)
+        for one in panel.curves
+        if one.window_of and len(one.runs) < own[one.window_of]
+    )
+    return [
+        f"Thin lines of {few} runs of their curves, so seeds make part of the gap: {join_names(names, 'curves')}"
+        for few, names in said.items()
+    ]
 
 
 def omission_lines(rows: pd.DataFrame) -> list[str]:

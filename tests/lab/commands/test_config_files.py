@@ -81,6 +81,15 @@ def test_a_config_file_runs_once_for_a_command(capsys, tmp_path, site, argument)
     assert code == 2 and "the sweep makes the same runs without 't5'" in err and runs.read_text() == "xxx"
 
 
+def test_a_sweep_takes_the_default_argument_that_is_no_encoding(capsys, tmp_path):
+    """`scaling:64x64`, the first cell of its study, was refused, and `scaling:128x64` was not."""
+    words = ("--config.data.source=embedded", f"--workdir={tmp_path}", "--config.sweep.seeds=0", "--print_config")
+    given = [tiny.call(capsys, "sweep", f"--config=scaling{cell}", *words) for cell in ("", ":64x64", ":128x64")]
+    assert [code for code, *_ in given] == [0, 0, 0] and given[0] == given[1] != given[2]
+    code, out, err = tiny.call(capsys, "sweep", "--config=scaling:64x64", *words[:-1], "--status")
+    assert code == 0 and "12 runs" in out, err
+
+
 def test_a_config_file_that_computes_other_values_is_refused(capsys, monkeypatch, tmp_path, site, whole):
     path = tmp_path / "computes.py"
     path.write_text(COMPUTES.format(tiny=str(site / "tiny.py"), seed="int(os.environ['SEED'])", encoding="arg"))
