@@ -9,10 +9,11 @@ and text anew, and compares each pair of methods, as `posx compare` does. Prints
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from experiments.intervals import coverage
 from experiments.intervals.coverage import row_of
 from posx.evaluation.differences import (
     BETTER,
@@ -27,6 +28,15 @@ from posx.evaluation.differences import (
 )
 from posx.evaluation.statistics import BLOCK_LEN
 
+#: Effects of a seed, with mean 0 and variance 1, from without tails to rare, large failures.
+EFFECTS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] = {
+    "normal": coverage.EFFECTS["normal"],
+    "exponential": coverage.EFFECTS["skewed"],
+    "log-normal": lambda rng, shape: (rng.lognormal(0, 1, shape) - math.exp(0.5)) / math.sqrt(math.e * (math.e - 1)),
+    "one run in ten fails": lambda rng, shape: (
+        (rng.standard_normal(shape) + 10 * ((rng.random(shape) < 0.1) - 0.1)) / math.sqrt(10)
+    ),
+}
 BLOCKS = 64
 #: The standard deviations of the parts of a loss. That of the method's seeds is the unit of true differences.
 TEXT, SPREAD, NOISE = 0.1, 0.005, 0.01
@@ -47,7 +57,12 @@ def draw(
     text = 2.0 + TEXT * rng.standard_normal(BLOCKS)
     own, common = rng.standard_normal((len(methods), seeds, 1)), rng.standard_normal((seeds, 1))
     effects = np.reshape(methods, (-1, 1, 1)) + math.sqrt(1 - shared) * own + math.sqrt(shared) * common
-    losses = text + SPREAD * effects + NOISE * rng.standard_normal((len(methods), seeds, BLOCKS))
+    return compared(text + SPREAD * effects, rng, paired)
+
+
+def compared(losses: np.ndarray, rng: np.random.Generator, paired: bool) -> list[Difference]:
+    """Return the difference of each pair of methods, of losses [method, seed, block] with noise of each run added."""
+    losses = losses + NOISE * rng.standard_normal(losses.shape)
     counts = np.full(BLOCKS, BLOCK_LEN)
     rows = [[row_of(loss, counts) for loss in method] for method in losses]
     return [loss_difference(one, other, paired) for one, other in itertools.combinations(rows, 2)]
@@ -93,5 +108,24 @@ def unequal(calls: int = 1000) -> Iterator[str]:
         yield f"| {seeds} | {kind} | " + " | ".join(cells) + " |"
 
 
+def erratic(calls: int = 1000) -> Iterator[str]:
+    """Yield how often a pair of equal methods has a wrong verdict on the method, if the seeds of one hardly differ.
+
+    The standard deviation over seeds is ten times SPREAD for one, and a twentieth of that for the other.
+    """
+    yield "| effects of seeds | seeds | wrong | unpaired | for the erratic one |"
+    yield "|---|---:|---:|---:|---:|"
+    for number, (name, kind) in enumerate(EFFECTS.items()):
+        for seeds in (FEWEST_SEEDS, 10):
+            rng, words = np.random.default_rng([number, seeds]), dict[bool, list[str]]()
+            for paired in (True, False):
+                effects = np.array([10, 0.5])[:, None, None] * kind(rng, (calls, 2, seeds, 1))
+                texts = 2.0 + SPREAD * effects + TEXT * rng.standard_normal((calls, 1, 1, BLOCKS))
+                words[paired] = [judge(compared(losses, rng, paired))[0][1].word for losses in texts]
+            wrong = {paired: np.isin(own, (BETTER, WORSE)) for paired, own in words.items()}
+            better = sum(word == BETTER for own in words.values() for word in own) / sum(map(sum, wrong.values()))
+            yield f"| {name} | {seeds} | {wrong[True].mean():.1%} | {wrong[False].mean():.1%} | {better:.0%} |"
+
+
 if __name__ == "__main__":
-    print("\n".join([*equal(), "", *unequal()]))
+    print("\n".join([*equal(), "", *unequal(), "", *erratic()]))
