@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,30 +12,48 @@ from matplotlib.axes import Axes
 from experiments.anchors import Anchor
 from experiments.scaling.cells import LEADERBOARD, Cell, align, score, single_seeds
 from experiments.scaling.published import stated
-from experiments.tables import Run, row_tables
+from experiments.tables import WINDOWS, Run, row_tables
 from posx.lab.plots import look, palette
+from posx.lab.plots.curves import extrapolation
+from posx.lab.plots.groups import Panel
 from posx.lab.plots.heat import triangle
 
 REFERENCE = "rope"
 #: The parts of the triangle of training length by evaluation length.
-TRIANGLE = ("64x64", "64x128", "64x256")
+TRIANGLE = (LEADERBOARD, "128x128", "128x256")
+#: The parts of the curves: those of one training length, the same under windows of it, and a longer training length.
+CURVES = ("128x128", "128x128-window-size=128", "128x256")
 #: The cells of the figure with their names there, in groups. Lines join the cells of a group.
 FIGURE = {
     "width,\ndesign": {"64, L = 64": "64", "128, L = 64": "128"},
     "width,\n1,200 steps": {"64, steps": "64", "128, L = 64": "128", "256, steps": "256\nn = 1"},
     "width,\nL = 256": {"64, L = 256, steps": "64", "128, L = 256": "128"},
     "L at\nwidth 64": {"64, L = 64": "64", "64, L = 128": "128", "64, L = 256": "256"},
-    "L at\nwidth 128": {"128, L = 64": "64", "128, L = 256": "256"},
+    "L at\nwidth 128": {"128, L = 64": "64", "128, L = 128": "128", "128, L = 256": "256"},
     "text at\nwidth 64": {"64, stdlib": "code", "64, L = 64": "novels", "64, bpe": "BPE"},
 }
 
 
 def draw_triangle(runs: Sequence[Run], path: Path) -> None:
     """Draw perplexity by training length and evaluation length, a map for each encoding, of the parts `TRIANGLE`."""
-    made = row_tables([run for run in runs if run["part"] in TRIANGLE])
-    panels = {one.panel.train_len: one.panel for one in made if one.panel}  # the table of all lengths repeats one
     with look.style():
-        triangle(list(panels.values())).savefig(path, dpi=110, bbox_inches="tight")
+        triangle(panels(runs, TRIANGLE)).savefig(path, dpi=110, bbox_inches="tight")
+
+
+def draw_curves(runs: Sequence[Run], path: Path) -> None:
+    """Draw perplexity against evaluation length with its baselines, of the parts `CURVES` and seeds of the second."""
+    seeds = {run["seed"] for run in runs if run["part"] == CURVES[1]}
+    first, *_ = panels([run for run in runs if run["seed"] in seeds], CURVES)
+    with look.style():
+        extrapolation(first).savefig(path, dpi=110, bbox_inches="tight")
+
+
+def panels(runs: Sequence[Run], parts: Collection[str]) -> list[Panel]:
+    """Return the panels of parts in non-overlapping windows, from the shortest training length on."""
+    made = row_tables([run for run in runs if run["part"] in parts])
+    own = (one.panel for one in made if one.panel and one.panel.protocol == WINDOWS)
+    found = {one.train_len: one for one in own}  # the table of all lengths repeats one
+    return [found[length] for length in sorted(found)]
 
 
 def figure(cells: Sequence[Cell], anchors: Sequence[Anchor], path: Path) -> None:

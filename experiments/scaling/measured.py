@@ -19,10 +19,10 @@ from posx.lab.plots.tables import as_markdown
 RATES = ("rates", "rates32", "rates32-steps", "rates256-steps")
 #: {part: seed} of the cells with L = 256 that ran at half and twice their learning rate too, in the part PART-rates.
 RATES_AT_256 = {"64x256-steps": 1, "128x256": 2}
-#: The seed of the cell 128x256 whose training is shown.
-SEED = 1
+#: The cell whose runs all have logs of their training.
+LOGGED = "128x128"
 #: The parts that were measured with windows of L too, by the name of their cells.
-WINDOWED = {"64, L = 256, steps": "64x256-steps", "128, L = 256": "128x256"}
+WINDOWED = {"64, L = 256, steps": "64x256-steps", "128, L = 128": "128x128", "128, L = 256": "128x256"}
 #: By cell the parts with T5 at its multiple of the learning rate, 10, and at 1. The last is of the study of recipes.
 T5_PARTS = {
     "64": ("64x64", "64x64-times1"), "64, 1,200 steps": ("64x64-steps", "64x64-steps-times1"),
@@ -70,7 +70,8 @@ def windows(runs: Sequence[Run]) -> str:
     for name in ENCODINGS:
         texts = [f"`{name}`"]
         for part in WINDOWED.values():
-            window = [run for run in parts[f"{part}-window-size=256"] if run["encoding"] == name]
+            (windowed,) = (each for each in parts if each.startswith(f"{part}-window"))
+            window = [run for run in parts[windowed] if run["encoding"] == name]
             seeds = {run["seed"] for run in window}
             whole = [run for run in parts[part] if run["encoding"] == name and run["seed"] in seeds]
             texts += [cell(Seeds(own).ratios(4)) for own in (whole, window)]
@@ -80,8 +81,8 @@ def windows(runs: Sequence[Run]) -> str:
 
 
 def training(runs: Sequence[Run]) -> str:
-    """Return the steps to a training loss of the cell 128x256, of one seed, as Markdown."""
-    return as_markdown(training_tables(run for run in runs if run["part"] == "128x256" and run["seed"] == SEED))
+    """Return the steps to a training loss of the cell `LOGGED` as Markdown."""
+    return as_markdown(training_tables(run for run in runs if run["part"] == LOGGED))
 
 
 def power(cells: Iterable[Cell]) -> str:

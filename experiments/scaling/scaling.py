@@ -7,11 +7,11 @@
     python -m experiments.scaling.scaling figure
 
 The first word is a name of `TABLES`, whose tables are printed. `fill` writes all of them into the README, each after
-the line with its command. `figure` draws the two figures.
+the line with its command. `figure` draws the three figures.
 
 A part of the data file is a cell of the study, named WIDTHxL. A control is named WIDTHxL-WHAT and differs in one thing:
-`heads`, `steps`, `offset`, `stdlib`, `bpe`, `times1` or `rates`. `steps-times1` differs in two. `PART-window-size=256`
-has the runs of a part with attention to the last 256 tokens. `128x256-again` has seed 0 of RoPE on another processor.
+`heads`, `steps`, `offset`, `stdlib`, `bpe`, `times1` or `rates`. `steps-times1` differs in two. `PART-window-size=L`
+has the runs of a part with attention to the last L tokens. `128x256-again` has seed 0 of RoPE on another processor.
 The parts of `RATES` try learning rates.
 """
 
@@ -104,6 +104,7 @@ def main(words: Sequence[str]) -> None:
             cells = named_cells(runs, itertools.chain(*figures.FIGURE.values()))
             figures.figure(cells, load_anchors(), folder / "scaling.png")
             figures.draw_triangle(runs, folder / "lengths.png")
+            figures.draw_curves(runs, folder / "curves.png")
         case _:
             raise SystemExit(__doc__)
 
