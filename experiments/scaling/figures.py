@@ -115,7 +115,7 @@ def draw_published(axis: Axes, here: Cell, anchors: Sequence[Anchor], looks: Map
     axis.set_xticks([1, 2, 3, 5], ["1", "2", "3", "5"])
     axis.set_xticks([], minor=True)
     axis.set(
-        xlabel="R_4 here, at width 128",
+        xlabel="R_4 here, width 128, L = 64",
         ylabel="published R_4, 44 M to 1.3 B",
         title="Published models (line: equal)",
     )
