@@ -22,7 +22,7 @@ NEAR, LASTING = 1.10, 1.05
 #: The cell whose settings are those of the leaderboard.
 LEADERBOARD = "128x64"
 #: Cells of widths 64 and 256 with the steps of width 128.
-EQUAL_STEPS = ("64x64-steps", "64x256-steps", "256x64-steps")
+EQUAL_STEPS = ("64x64-steps", "64x128-steps", "64x256-steps", "256x64-steps")
 #: These, and width 64 on source code, and on novels in tokens of a BPE.
 CONTROLS = (*EQUAL_STEPS, "64x64-stdlib", "64x64-bpe")
 
