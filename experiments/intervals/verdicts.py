@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from experiments.intervals import coverage
-from experiments.intervals.coverage import row_of
 from posx.evaluation.differences import (
     BETTER,
     FEWEST_SEEDS,
@@ -64,7 +63,7 @@ def compared(losses: np.ndarray, rng: np.random.Generator, paired: bool) -> list
     """Return the difference of each pair of methods, of losses [method, seed, block] with noise of each run added."""
     losses = losses + NOISE * rng.standard_normal(losses.shape)
     counts = np.full(BLOCKS, BLOCK_LEN)
-    rows = [[row_of(loss, counts) for loss in method] for method in losses]
+    rows = [[coverage.row_of(loss, counts) for loss in method] for method in losses]
     return [loss_difference(one, other, paired) for one, other in itertools.combinations(rows, 2)]
 
 

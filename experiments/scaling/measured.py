@@ -70,8 +70,8 @@ def windows(runs: Sequence[Run]) -> str:
     for name in ENCODINGS:
         texts = [f"`{name}`"]
         for part in WINDOWED.values():
-            (windowed,) = (each for each in parts if each.startswith(f"{part}-window"))
-            window = [run for run in parts[windowed] if run["encoding"] == name]
+            windowed = parts[f"{part}-window-size={parts[part][0]['train_len']}"]
+            window = [run for run in windowed if run["encoding"] == name]
             seeds = {run["seed"] for run in window}
             whole = [run for run in parts[part] if run["encoding"] == name and run["seed"] in seeds]
             texts += [cell(Seeds(own).ratios(4)) for own in (whole, window)]
